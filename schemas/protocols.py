@@ -1,0 +1,89 @@
+"""How a variant is measured: one frozen spec per suite. Not here: the arithmetic (``ops/evaluate``) or which variants are measured."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from assay.schemas.spec import Spec
+from assay.schemas.steps import Text
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class Divergence(Spec):
+    """Per-token KL(base‖variant), total variation, top-1 agreement and perplexity, on windows of one text.
+
+    Windows overlap by ``window - stride`` tokens and each target is scored once. ``bos: tokenizer`` puts the tokenizer's own BOS before each
+    window if it adds one by itself.
+    """
+
+    suite: Literal["divergence"] = "divergence"
+    text: Text = Text(name="wikipedia")
+    tokens: int = Field(default=8192, ge=32, le=10_000_000, description="tokens read from the text")
+    window: int = Field(default=512, ge=8, le=131_072)
+    stride: int | None = Field(default=None, ge=1, description="window - 1 when left out: every target once, context from 1")
+    bos: Literal["tokenizer", "never"] = "tokenizer"
+    batch: int = Field(default=4, ge=1, le=1024, description="windows per forward")
+    dtype: Dtype = "float32"
+
+    @model_validator(mode="after")
+    def strides(self) -> "Divergence":
+        if self.stride is None:
+            object.__setattr__(self, "stride", self.window - 1)
+        elif self.stride >= self.window:
+            raise ValueError(f"stride={self.stride} must be below window={self.window}, or the first token of a window is never scored")
+        return self
+
+
+class Bytes(Spec):
+    """Bytes of the packed tensors as stored, shared storage once; KV per token of context and the draft apart."""
+
+    suite: Literal["bytes"] = "bytes"
+    kv_dtype: Dtype = Field(default="bfloat16", description="what an unquantized KV cache would hold")
+
+
+class Acceptance(Spec):
+    """Speculation against plain decoding: same tokens when greedy, acceptance per position, tokens per round. Only for variants with a draft."""
+
+    suite: Literal["acceptance"] = "acceptance"
+    text: Text = Text(name="wikipedia")
+    prompts: int = Field(default=4, ge=1, le=10_000)
+    prompt_tokens: int = Field(default=64, ge=4, le=131_072)
+    new_tokens: int = Field(default=48, ge=2, le=131_072)
+    temperature: float = Field(default=0.0, ge=0, le=10, description="0 is greedy")
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    dtype: Dtype = "float32"
+
+
+class Speed(Spec):
+    """Prefill and decode tokens/s apart: median of ``repeats`` after a warm-up; a variant with a draft is also timed without it."""
+
+    suite: Literal["speed"] = "speed"
+    text: Text = Text(name="wikipedia")
+    batch: int = Field(default=1, ge=1, le=1024)
+    prompt_tokens: int = Field(default=64, ge=4, le=131_072, description="context before the first decoded token")
+    prefill_tokens: int = Field(default=512, ge=4, le=131_072)
+    new_tokens: int = Field(default=32, ge=2, le=131_072)
+    repeats: int = Field(default=3, ge=1, le=1000)
+    dtype: Dtype = "float32"
+
+
+Protocol = Annotated[Divergence | Bytes | Acceptance | Speed, Field(discriminator="suite")]
+
+# What each suite measures, with the better direction; budgets and plots name these.
+METRICS: dict[str, dict[str, Literal["lower", "higher"]]] = {
+    "divergence": {
+        "kl_mean_nats": "lower", "kl_p50_nats": "lower", "kl_p90_nats": "lower", "kl_p99_nats": "lower", "kl_max_nats": "lower",
+        "tv_mean": "lower", "top1_agreement": "higher", "perplexity": "lower", "base_perplexity": "lower", "perplexity_delta": "lower",
+        "self_kl_nats": "lower",
+    },
+    "bytes": {"size_bytes": "lower", "weight_bytes": "lower", "draft_bytes": "lower", "kv_bytes_per_token": "lower", "bits_per_weight": "lower"},
+    "acceptance": {"acceptance_rate": "higher", "tokens_per_round": "higher", "greedy_mismatches": "lower"},
+    "speed": {"prefill_tok_s": "higher", "decode_tok_s": "higher", "decode_no_draft_tok_s": "higher", "peak_rss_bytes": "lower"},
+}
+TIMED_SUITES = frozenset({"speed"})
+
+
+def suite_of(metric: str) -> str | None:
+    """The suite that measures ``metric``, or None."""
+    return next((suite for suite, metrics in METRICS.items() if metric in metrics), None)

@@ -1,0 +1,28 @@
+"""The ground that every spec stands on: frozen, closed models and the names they may use. Not here: any particular spec."""
+
+import hashlib
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+# A name becomes a Dagster key, an SQL value and a part of a path: lower case, no double underscore (keys are joined by one).
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(_[a-z0-9]+)*$", max_length=48)]
+
+
+class Spec(BaseModel):
+    """Immutable and closed: a misspelt field is an error, never a default; NaN and infinity are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+
+def canonical_json(value: Any) -> str:
+    """The one JSON text of ``value``: keys sorted, no spaces, no NaN; specs are dumped with their defaults, so that these count."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(mode="json")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest_of(value: Any) -> str:
+    """The sha256 (hex) of :func:`canonical_json`."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()

@@ -1,0 +1,108 @@
+"""What can be done to a model: one frozen spec per step kind. Not here: how a step is done (``ops``) or whether it fits a base.
+
+*Weight steps* make a checkpoint; *runtime steps* configure how one is run. Counts are whole numbers.
+"""
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from assay.schemas.spec import Name, Spec
+
+
+class Text(Spec):
+    """Tokens of a text: a packaged corpus by name, a local file (.txt, or .jsonl with a ``text`` field), or a parquet file of a hub data set."""
+
+    name: Name | None = Field(default=None, description="a packaged text: wikipedia, wikipedia_train, essays, mathematics")
+    path: str | None = Field(default=None, description="a .txt or .jsonl file; relative to the experiment file")
+    hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$", description="a hub data set, with revision, file and column")
+    revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    file: str | None = None
+    column: str = "text"
+
+    @model_validator(mode="after")
+    def one_source(self) -> "Text":
+        given = [key for key in ("name", "path", "hub") if getattr(self, key) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a text has one of name, path, hub; got {' and '.join(given) or 'none of them'}")
+        if self.hub and not (self.revision and self.file):
+            raise ValueError("a hub text needs revision (a 40-digit commit) and file (a parquet file of the data set)")
+        return self
+
+
+class Calibration(Spec):
+    """The text that a step looks at: ``windows`` windows of ``length`` tokens."""
+
+    text: Text = Text(name="wikipedia_train")
+    windows: int = Field(default=16, ge=1, le=4096)
+    length: int = Field(default=512, ge=16, le=131_072, description="tokens in a window")
+
+
+class PruneDepth(Spec):
+    """Remove whole blocks: those of least Block Influence, or the contiguous run whose input and output are the closest in angle."""
+
+    kind: Literal["prune_depth"] = "prune_depth"
+    layers: int = Field(ge=1, le=1000, description="how many blocks to remove")
+    score: Literal["block_influence", "angular"] = "block_influence"
+    calibration: Calibration = Calibration()
+
+
+class Quantize(Spec):
+    """Round the weights of the linear layers to integer codes that share a scale per group."""
+
+    kind: Literal["quantize"] = "quantize"
+    method: Literal["rtn"] = "rtn"
+    format: Literal["int8", "int4", "int3", "int2"]
+    group_size: int = Field(default=64, description="weights per scale along a row; -1 is one group a row")
+    symmetric: bool = True
+    embeddings: Literal["skip", "quantize"] = Field(default="skip", description="the input embedding")
+    head: Literal["skip", "quantize", "untie"] = Field(
+        default="skip", description="the output head; of a tied head, `quantize` needs embeddings: quantize, `untie` quantizes a copy"
+    )
+
+    @model_validator(mode="after")
+    def possible(self) -> "Quantize":
+        if self.group_size != -1 and not 8 <= self.group_size <= 65_536:
+            raise ValueError(f"group_size is -1 (one group a row) or between 8 and 65536; got {self.group_size}")
+        return self
+
+
+class Kv(Spec):
+    """Store keys and values in fewer bits: fp8_e4m3 with unit scale, or int8 with one scale per token and head."""
+
+    kind: Literal["kv"] = "kv"
+    format: Literal["fp8_e4m3", "int8"]
+
+
+class Draft(Spec):
+    """Speculate: ``tokens`` proposals a round, from an n-gram of the text so far or from another variant, verified exactly."""
+
+    kind: Literal["draft"] = "draft"
+    method: Literal["ngram", "variant"]
+    tokens: int = Field(default=4, ge=1, le=64, description="proposed tokens a round")
+    ngram: int | None = Field(default=None, ge=1, le=16, description="longest suffix looked up; 3 when left out; only for method: ngram")
+    variant: dict[Name, Name] | None = Field(default=None, description="method: variant: the option on each axis; axes left out take their empty option")
+    base: Name | None = Field(default=None, description="method: variant: another base, unchanged, as the draft")
+
+    @model_validator(mode="after")
+    def one_source(self) -> "Draft":
+        if self.method == "ngram":
+            if self.variant is not None or self.base is not None:
+                raise ValueError("method: ngram takes no variant and no base; use method: variant for a model draft")
+            if self.ngram is None:
+                object.__setattr__(self, "ngram", 3)
+        else:
+            if self.ngram is not None:
+                raise ValueError("ngram is for method: ngram")
+            if (self.variant is None) == (self.base is None):
+                raise ValueError("method: variant needs one of variant (axis: option) and base (a name)")
+        return self
+
+
+WeightStep = PruneDepth | Quantize
+RuntimeStep = Kv | Draft
+Step = Annotated[WeightStep | RuntimeStep, Field(discriminator="kind")]
+
+WEIGHT_STEPS: tuple[type, ...] = get_args(WeightStep)
+RUNTIME_STEPS: tuple[type, ...] = get_args(RuntimeStep)
+STEP_KINDS: tuple[str, ...] = tuple(step.model_fields["kind"].default for step in (*WEIGHT_STEPS, *RUNTIME_STEPS))
