@@ -37,7 +37,9 @@ class Base(Spec):
     path: str | None = None
     package: Packaged | None = None
     dtype: Literal["bfloat16", "float32"] = Field(default="bfloat16", description="what its weights are saved as, once")
-    shape: Shape | None = Field(default=None, description="stated for a packaged file, whose own header is slow to read; checked when it is opened")
+    shape: Shape | None = Field(
+        default=None, description="stated for a packaged file, whose own header is slow to read; checked when it is opened"
+    )
     licence: str | None = None
     note: str | None = None
 

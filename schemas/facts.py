@@ -18,7 +18,9 @@ class VariantRow(Spec):
     """A variant of an experiment and what it came to; written again whenever it is materialized, the latest ``recorded_at`` counts."""
 
     experiment: str
-    variant: str = Field(description="the option names in axis order, joined by two underscores; the base is `base` when it is no grid point")
+    variant: str = Field(
+        description="the option names in axis order, joined by two underscores; the base is `base` when it is no grid point"
+    )
     base: str
     artifact_digest: str = Field(description="of the whole variant, runtime steps included")
     target_digest: str = Field(description="without a draft: what defines the output distribution")

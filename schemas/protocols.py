@@ -73,11 +73,25 @@ Protocol = Annotated[Divergence | Bytes | Acceptance | Speed, Field(discriminato
 # What each suite measures, with the better direction; budgets and plots name these.
 METRICS: dict[str, dict[str, Literal["lower", "higher"]]] = {
     "divergence": {
-        "kl_mean_nats": "lower", "kl_p50_nats": "lower", "kl_p90_nats": "lower", "kl_p99_nats": "lower", "kl_max_nats": "lower",
-        "tv_mean": "lower", "top1_agreement": "higher", "perplexity": "lower", "base_perplexity": "lower", "perplexity_delta": "lower",
+        "kl_mean_nats": "lower",
+        "kl_p50_nats": "lower",
+        "kl_p90_nats": "lower",
+        "kl_p99_nats": "lower",
+        "kl_max_nats": "lower",
+        "tv_mean": "lower",
+        "top1_agreement": "higher",
+        "perplexity": "lower",
+        "base_perplexity": "lower",
+        "perplexity_delta": "lower",
         "self_kl_nats": "lower",
     },
-    "bytes": {"size_bytes": "lower", "weight_bytes": "lower", "draft_bytes": "lower", "kv_bytes_per_token": "lower", "bits_per_weight": "lower"},
+    "bytes": {
+        "size_bytes": "lower",
+        "weight_bytes": "lower",
+        "draft_bytes": "lower",
+        "kv_bytes_per_token": "lower",
+        "bits_per_weight": "lower",
+    },
     "acceptance": {"acceptance_rate": "higher", "tokens_per_round": "higher", "greedy_mismatches": "lower"},
     "speed": {"prefill_tok_s": "higher", "decode_tok_s": "higher", "decode_no_draft_tok_s": "higher", "peak_rss_bytes": "lower"},
 }

@@ -81,7 +81,9 @@ class Draft(Spec):
     method: Literal["ngram", "variant"]
     tokens: int = Field(default=4, ge=1, le=64, description="proposed tokens a round")
     ngram: int | None = Field(default=None, ge=1, le=16, description="longest suffix looked up; 3 when left out; only for method: ngram")
-    variant: dict[Name, Name] | None = Field(default=None, description="method: variant: the option on each axis; axes left out take their empty option")
+    variant: dict[Name, Name] | None = Field(
+        default=None, description="method: variant: the option on each axis; axes left out take their empty option"
+    )
     base: Name | None = Field(default=None, description="method: variant: another base, unchanged, as the draft")
 
     @model_validator(mode="after")

@@ -1,0 +1,174 @@
+"""An experiment: a base, axes of named options, a grid over them, what is measured, and the bounds that it should keep.
+
+Here is what the YAML may say (:class:`ExperimentFile`) and what it comes to once names are resolved (:class:`Experiment`, :class:`Variant`).
+Not here: reading the YAML and judging it (``schemas/load.py``), the graph of steps (``schemas/graph.py``).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from assay.schemas.base import Base, Packaged
+from assay.schemas.protocols import Acceptance, Bytes, Divergence, Protocol, Speed
+from assay.schemas.spec import Name, Spec
+from assay.schemas.steps import Draft, Step
+
+LARGEST_GRID = 5_000
+
+Options = dict[Name, Name | list[Name]]
+
+
+class InlineBase(Spec):
+    """A base that is named in no registry."""
+
+    hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
+    revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    path: str | None = Field(default=None, description="a directory with a Hugging Face checkpoint; relative to the experiment file")
+    package: Packaged | None = None
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+
+
+class InlineDivergence(Divergence):
+    name: Name | None = None
+
+
+class InlineBytes(Bytes):
+    name: Name | None = None
+
+
+class InlineAcceptance(Acceptance):
+    name: Name | None = None
+
+
+class InlineSpeed(Speed):
+    name: Name | None = None
+
+
+InlineProtocol = Annotated[InlineDivergence | InlineBytes | InlineAcceptance | InlineSpeed, Field(discriminator="suite")]
+
+
+class Grid(Spec):
+    """Which combinations: those that some ``include`` pattern allows and no ``exclude`` pattern does. A pattern leaves free the axes it does not name."""
+
+    include: list[Options] | None = Field(default=None, description="without it: all")
+    exclude: list[Options] = []
+
+
+class Budget(Spec):
+    """A bound on one metric of the variants that ``for`` selects (all, if it is left out)."""
+
+    model_config = ConfigDict(validate_by_name=False, validate_by_alias=True)
+
+    metric: str
+    at_most: float | None = None
+    at_least: float | None = None
+    where: Options = Field(default={}, alias="for", description="axis: option, or a list of options")
+    blocks: bool = Field(default=False, description="a breach fails the run and stops what depends on it; otherwise it is a warning")
+
+    @model_validator(mode="after")
+    def a_bound(self) -> "Budget":
+        if (self.at_most is None) == (self.at_least is None):
+            raise ValueError("a budget has one of at_most and at_least")
+        return self
+
+
+class Resources(Spec):
+    """What a step of this experiment needs; translated to every executor's own words."""
+
+    gpu: int = Field(default=0, ge=0, le=64)
+    memory: str | None = Field(default=None, pattern=r"^[1-9][0-9]*(Mi|Gi|Ti)$", description="for example 80Gi")
+    priority: int = Field(default=0, ge=-100, le=100)
+
+
+class ExperimentFile(Spec):
+    """An experiment as it is written."""
+
+    name: Name
+    question: str = Field(default="", max_length=2000, description="what this experiment is to answer")
+    base: Name | InlineBase = Field(description="a name from assets/bases.yaml, or {hub, revision}, or {path}")
+    axes: dict[Name, dict[Name, list[Step]]] = Field(description="axis: {option: [steps]}; the axes become SQL columns")
+    grid: Literal["all"] | Grid = "all"
+    measure: list[Name | InlineProtocol] = Field(description="names from assets/protocols.yaml, or inline protocols")
+    budgets: list[Budget] = []
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    max_variants: int = Field(default=500, ge=1, le=LARGEST_GRID, description="a larger grid is refused")
+    resources: Resources = Resources()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A grid point: its option on each axis, and the steps that these spell."""
+
+    experiment: str
+    options: tuple[tuple[str, str], ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def slug(self) -> str:
+        """The option names in axis order; ``base`` for the base where it is no grid point."""
+        return "__".join(option for _, option in self.options) or "base"
+
+    @property
+    def draft(self) -> Draft | None:
+        last = self.steps[-1] if self.steps else None
+        return last if isinstance(last, Draft) else None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment that has been judged possible: names are resolved, every variant's order of steps is right."""
+
+    name: str
+    question: str
+    base: Base
+    axes: Mapping[str, Mapping[str, tuple[Step, ...]]]
+    points: tuple[tuple[str, ...], ...]
+    protocols: Mapping[str, Protocol]
+    budgets: tuple[Budget, ...]
+    seed: int
+    resources: Resources
+    file: Path
+    draft_bases: Mapping[str, Base]
+
+    def variant(self, options: Mapping[str, str]) -> Variant:
+        """The variant at ``options``, in the grid or not; an axis left out takes its first option without steps."""
+        chosen = tuple((axis, options.get(axis) or empty_option(self.axes[axis])) for axis in self.axes)
+        return Variant(self.name, chosen, tuple(step for axis, option in chosen for step in self.axes[axis][option]))
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Every variant that is measured, the base first (as a grid point where it is one)."""
+        found = [self.variant(dict(zip(self.axes, point, strict=True))) for point in self.points]
+        bare = [variant for variant in found if not variant.steps]
+        return (*(bare or [Variant(self.name, (), ())]), *(variant for variant in found if variant.steps))
+
+    def budgets_of(self, variant: Variant) -> list[Budget]:
+        return [budget for budget in self.budgets if matches(budget.where, dict(variant.options))]
+
+
+def empty_option(options: Mapping[str, tuple[Step, ...]]) -> str:
+    """The first option of an axis that has no steps.
+
+    Raises:
+        KeyError: every option has steps.
+    """
+    for name, steps in options.items():
+        if not steps:
+            return name
+    raise KeyError("no option without steps")
+
+
+def matches(pattern: Options, options: Mapping[str, str]) -> bool:
+    """Whether ``options`` has, on every axis that ``pattern`` names, that option or one of those options."""
+    return all(options.get(axis) in ([wanted] if isinstance(wanted, str) else wanted) for axis, wanted in pattern.items())
+
+
+def spelled(pattern: Options, axes: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, ...]]:
+    """The grid points that ``pattern`` allows, in declared order."""
+    return product(
+        *([option for option in options if matches(pattern, {axis: option}) or axis not in pattern] for axis, options in axes.items())
+    )
