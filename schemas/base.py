@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from assay.schemas.spec import Name, Spec
+from assay.schemas.spec import BaseName, Spec
 
 
 class Shape(Spec):
@@ -31,7 +31,7 @@ class Packaged(Spec):
 class Base(Spec):
     """A model to start from: a hub id and revision, a local directory, or a file inside an installed package."""
 
-    name: Name
+    name: BaseName
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
     revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$", description="a 40-digit commit; a branch would move")
     path: str | None = None

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from assay.schemas.base import Base, Packaged
 from assay.schemas.protocols import Acceptance, Bytes, Divergence, Protocol, Speed
-from assay.schemas.spec import Name, Spec
+from assay.schemas.spec import BaseName, Name, Spec
 from assay.schemas.steps import Draft, Step
 
 LARGEST_GRID = 5_000
@@ -89,7 +89,7 @@ class ExperimentFile(Spec):
 
     name: Name
     question: str = Field(default="", max_length=2000, description="what this experiment is to answer")
-    base: Name | InlineBase = Field(description="a name from assets/bases.yaml, or {hub, revision}, or {path}")
+    base: BaseName | InlineBase = Field(description="a name from assets/bases.yaml, or {hub, revision}, or {path}")
     axes: dict[Name, dict[Name, list[Step]]] = Field(description="axis: {option: [steps]}; the axes become SQL columns")
     grid: Literal["all"] | Grid = "all"
     measure: list[Name | InlineProtocol] = Field(description="names from assets/protocols.yaml, or inline protocols")

@@ -3,6 +3,7 @@
 A node has one parent, the prefix without its last step, and for a model draft a second one: the draft's node.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,7 +69,7 @@ def build_graph(experiment: Experiment) -> Graph:
     names = _names(experiment, variants)
     nodes: dict[str, Node] = {_identity(()): Node((BASE,), (), base=experiment.base)}
     for name, base in experiment.draft_bases.items():
-        nodes[f"draft_base {name}"] = Node(("draft_base", name), (), base=base)
+        nodes[f"draft_base {name}"] = Node(("draft_base", re.sub("[^a-z0-9]", "_", name)), (), base=base)
 
     def node_of(variant: Variant, upto: int) -> Node:
         steps = variant.steps[:upto]

@@ -5,6 +5,7 @@ Nothing is loaded or computed before a file has passed here. Not here: the rules
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -128,10 +129,8 @@ def _base(parsed: ExperimentFile, file: Path, registries: Registries, problems: 
         inline["package"] = Packaged(**inline["package"])
     try:
         source = inline.get("hub") or inline.get("path") or inline["package"].name if len(inline) > 1 else "base"
-        name = "_".join(
-            part for part in "".join(c if c.isalnum() else " " for c in str(source).rstrip("/").split("/")[-1].lower()).split()
-        )[:48]
-        return _with_shape(Base(name=name.strip("_") or "base", **inline), registries)
+        name = re.sub(r"[^a-z0-9._-]+", "-", str(source).rstrip("/").split("/")[-1].lower()).strip("._-")
+        return _with_shape(Base(name=re.sub(r"[._-]{2,}", "-", name)[:96] or "base", **inline), registries)
     except ValidationError as error:
         problems.append(Problem(("base",), _message(error.errors()[0])))
         return None

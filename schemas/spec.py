@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 # A name becomes a Dagster key, an SQL value and a part of a path: lower case, no double underscore (keys are joined by one).
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(_[a-z0-9]+)*$", max_length=48)]
 
+# A base keeps the spelling that its makers gave it: also dots and dashes.
+BaseName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$", max_length=96)]
+
 
 class Spec(BaseModel):
     """Immutable and closed: a misspelt field is an error, never a default; NaN and infinity are refused."""

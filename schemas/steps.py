@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from assay.schemas.spec import Name, Spec
+from assay.schemas.spec import BaseName, Name, Spec
 
 
 class Text(Spec):
@@ -84,7 +84,7 @@ class Draft(Spec):
     variant: dict[Name, Name] | None = Field(
         default=None, description="method: variant: the option on each axis; axes left out take their empty option"
     )
-    base: Name | None = Field(default=None, description="method: variant: another base, unchanged, as the draft")
+    base: BaseName | None = Field(default=None, description="method: variant: another base, unchanged, as the draft")
 
     @model_validator(mode="after")
     def one_source(self) -> "Draft":
