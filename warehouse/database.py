@@ -1,0 +1,200 @@
+"""The warehouse as DuckDB sees it: declared tables filled from the facts, the views over them, and the file that is published.
+
+Not here: writing facts (``facts.py``), questions (``views/``, ``reads.py``), the prompt (``prompt.py``).
+
+:func:`connect` and :func:`snapshot` run the same statements; one fills a database in memory, the other a file. So both answer alike,
+nobody ever opens a shared file for writing, and a writer of facts waits for no reader.
+"""
+
+import re
+import uuid
+from collections.abc import Set
+from pathlib import Path
+
+import duckdb
+import polars as pl
+from duckdb import DuckDBPyConnection
+
+from assay.schemas.facts import TABLES
+from assay.schemas.protocols import METRICS
+from assay.warehouse.facts import read
+from assay.warehouse.locks import hold
+
+HERE = Path(__file__).parent
+# Each view after those that it reads. `metric` comes from schemas/protocols.py, and one view per experiment from its axes.
+VIEWS = (
+    "current_variant", "base_variant", "latest", "by_slice", "fact", "scorecard_protocol", "headline", "scorecard", "pareto", "versus_base",
+    "interaction", "regression", "verdict",
+)  # fmt: skip
+STORAGE_VERSION = "v1.4.0"  # what clients older than the one that writes can still open
+_EXPERIMENT = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+
+
+class WarehouseError(Exception):
+    """The facts cannot be read as tables; the message says which and why."""
+
+
+def connect(facts_root: Path) -> DuckDBPyConnection:
+    """A database in memory with all tables and views, of the facts as they are now.
+
+    Its SQL reaches nothing else: no file can be read, written or attached, no extension loaded, no setting changed. It locks nothing;
+    connect again to see newer facts.
+
+    Raises:
+        WarehouseError: a fact file is damaged, or breaks a rule of its table.
+    """
+    connection = duckdb.connect(
+        config={"autoinstall_known_extensions": "false", "autoload_known_extensions": "false", "temp_directory": ""}
+    )
+    try:
+        fill(connection, facts_root)
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def snapshot(facts_root: Path, target: Path) -> Path:
+    """Publish the facts as the DuckDB file ``target``: readers that have it open keep what they opened, later ones see the new.
+
+    Built beside it, checkpointed and closed, then moved into its place; a kill leaves the old file as it was. Of two at once, the
+    second waits and publishes what there is by then.
+
+    Raises:
+        WarehouseError: as :func:`connect`.
+    """
+    target = Path(target).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with hold(target.with_name(f".{target.name}.lock"), waiting_for=f"another snapshot to {target.name}"):
+        for abandoned in target.parent.glob(f".{target.name}.*.building*"):
+            abandoned.unlink()
+        building = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.building")
+        connection = duckdb.connect()
+        try:
+            connection.execute(f"ATTACH {literal(str(building))} AS building (STORAGE_VERSION '{STORAGE_VERSION}')")
+            connection.execute("USE building")
+            fill(connection, facts_root)
+            connection.execute("CHECKPOINT building")
+            connection.execute("USE memory")
+            connection.execute("DETACH building")
+        except BaseException:
+            connection.close()
+            building.unlink(missing_ok=True)
+            building.with_name(building.name + ".wal").unlink(missing_ok=True)
+            raise
+        connection.close()
+        target.with_name(target.name + ".wal").unlink(
+            missing_ok=True
+        )  # of someone who wrote into the old file: it does not fit the new one
+        building.replace(target)
+    return target
+
+
+def fill(connection: DuckDBPyConnection, facts_root: Path) -> None:
+    """Create every table and view in the current database of ``connection`` and insert the facts, in one transaction.
+
+    Raises:
+        WarehouseError: as :func:`connect`; nothing is left of what was begun.
+    """
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("BEGIN")
+    try:
+        for table in TABLES:
+            connection.execute((HERE / "tables" / f"{table}.sql").read_text(encoding="utf-8"))
+            insert(connection, table, _facts(facts_root, table))
+        create_views(connection)
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def insert(connection: DuckDBPyConnection, table: str, frame: pl.DataFrame) -> None:
+    """Insert ``frame`` by the names of its columns, whatever their order: all columns are numbers, so a swap would raise no error.
+
+    Raises:
+        WarehouseError: a column that the table lacks, or a row that breaks one of its rules.
+    """
+    connection.register("_incoming", frame)
+    try:
+        connection.execute(f"INSERT INTO {identifier(table)} BY NAME SELECT * FROM _incoming")
+    except duckdb.Error as error:
+        raise WarehouseError(f"the facts of table {table} do not fit it: {one_line(error)}") from error
+    finally:
+        connection.unregister("_incoming")
+
+
+def create_views(connection: DuckDBPyConnection) -> None:
+    """Create the view ``metric``, those of ``views/*.sql`` and one for every experiment."""
+    kinds = [(metric, suite, better) for suite, metrics in METRICS.items() for metric, better in metrics.items()]
+    rows = ", ".join(f"({', '.join(map(literal, kind))})" for kind in kinds)
+    connection.execute(f"CREATE OR REPLACE VIEW metric AS SELECT * FROM (VALUES {rows}) AS metrics (metric, suite, better)")
+    _comment(connection, "metric", "Which suite measures a metric, and is lower or higher better? Grain: one row per metric.")
+    for view in VIEWS:
+        sql = (HERE / "views" / f"{view}.sql").read_text(encoding="utf-8")
+        connection.execute(sql)
+        _comment(connection, view, " ".join(line.removeprefix("-- ") for line in sql.split("\nCREATE ")[0].splitlines()))
+    reserved = connection.sql("SELECT table_name FROM duckdb_tables() UNION SELECT view_name FROM duckdb_views()").fetchall()
+    experiments = connection.sql("SELECT experiment FROM experiment UNION SELECT experiment FROM variant ORDER BY experiment").fetchall()
+    for (experiment,) in experiments:
+        if _EXPERIMENT.fullmatch(experiment):
+            create_experiment_view(connection, experiment, {name for (name,) in reserved})
+
+
+def create_experiment_view(connection: DuckDBPyConnection, experiment: str, reserved: Set[str]) -> str:
+    """Create the view of one experiment: its variants, a column per axis, then the columns of ``scorecard``; returns the view's name.
+
+    The view is called as the experiment and a column as its axis, unless that is the name of a table, a view (``reserved``) or a column
+    of ``scorecard``, or begins with the prefix itself: then ``experiment_`` or ``axis_`` is put before it, so that no two names meet.
+    """
+    view = prefixed("experiment", experiment, reserved)
+    columns = {name for name, *_ in connection.sql("DESCRIBE scorecard").fetchall()}
+    declared = connection.sql("SELECT axes FROM experiment WHERE experiment = $name", params={"name": experiment}).fetchall()
+    known = "SELECT list(DISTINCT axis ORDER BY axis) FROM variant_axis WHERE experiment = $name"  # written by who declares no experiment
+    axes = declared[0][0] if declared else connection.sql(known, params={"name": experiment}).fetchall()[0][0] or []
+    names = [identifier(prefixed("axis", axis, columns)) for axis in axes]
+    pivot = "".join(f", max(option) FILTER (axis = {literal(axis)}) AS {name}" for axis, name in zip(axes, names, strict=True))
+    connection.execute(
+        f"CREATE OR REPLACE VIEW {identifier(view)} AS "
+        f"SELECT s.variant{''.join(f', a.{name}' for name in names)}, s.* EXCLUDE (experiment, variant) FROM scorecard AS s "
+        f"LEFT JOIN (SELECT variant{pivot} FROM variant_axis WHERE experiment = {literal(experiment)} GROUP BY variant) AS a "
+        f"ON a.variant = s.variant WHERE s.experiment = {literal(experiment)}"
+    )
+    _comment(connection, view, f"The experiment {experiment}: its axes as columns, then those of scorecard. Grain: one row per variant.")
+    return view
+
+
+def prefixed(prefix: str, name: str, taken: Set[str]) -> str:
+    """``name``, or with ``prefix`` where it is taken or has the prefix already: two names never come to the same."""
+    return f"{prefix}_{name}" if name in taken or name.startswith(f"{prefix}_") else name
+
+
+def identifier(text: str) -> str:
+    """``text`` as the name of a table or column, whatever is in it."""
+    return '"' + text.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """``text`` as an SQL string, whatever is in it."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def one_line(error: Exception) -> str:
+    """What ``error`` says, without the query that it repeats."""
+    said = re.split(r"\n+LINE \d+:", str(error), maxsplit=1)[0]
+    return " ".join(said.split())
+
+
+def _facts(facts_root: Path, table: str) -> pl.DataFrame:
+    try:
+        return read(facts_root, table)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise WarehouseError(
+            f"the facts of table {table} under {facts_root} cannot be read: {one_line(error)}; move the damaged file away and run its step again"
+        ) from error
+
+
+def _comment(connection: DuckDBPyConnection, view: str, text: str) -> None:
+    connection.execute(f"COMMENT ON VIEW {identifier(view)} IS {literal(text)}")

@@ -1,0 +1,21 @@
+-- One item of a suite (a window of tokens, a prompt), so that comparisons can be paired.
+-- Grain: one row per artifact, protocol, item, metric and run.
+CREATE TABLE item (
+    artifact_digest VARCHAR NOT NULL,
+    protocol_digest VARCHAR NOT NULL,
+    suite VARCHAR NOT NULL,
+    item BIGINT NOT NULL,
+    metric VARCHAR NOT NULL,
+    value DOUBLE,
+    run VARCHAR NOT NULL,
+    PRIMARY KEY (artifact_digest, protocol_digest, item, metric, run),
+    CHECK (value IS NULL OR isfinite(value))
+);
+COMMENT ON TABLE item IS 'One item of a suite (a window of tokens, a prompt), so that comparisons can be paired. Grain: one row per artifact, protocol, item, metric and run.';
+COMMENT ON COLUMN item.artifact_digest IS 'what was measured';
+COMMENT ON COLUMN item.protocol_digest IS 'how it was measured';
+COMMENT ON COLUMN item.suite IS 'divergence, bytes, acceptance or speed';
+COMMENT ON COLUMN item.item IS 'number of the item, from 0; the same item has the same number for every variant';
+COMMENT ON COLUMN item.metric IS 'as in measurement, of this item alone';
+COMMENT ON COLUMN item.value IS 'the number; NULL when there is none';
+COMMENT ON COLUMN item.run IS 'the run that measured it';
