@@ -1,0 +1,184 @@
+"""Normal checkpoints: safetensors, config and tokenizer files in a directory, opened and written as they are.
+
+Weight steps read and write through this file. Not here: quantized checkpoints (``ops/models/checkpoint.py`` opens any), or where a base
+comes from (``ops/models/bases.py``).
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+    "vocab.json", "merges.txt", "vocab.txt", "*.model", "*.tiktoken",
+)  # fmt: skip
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no load reports of transformers inside; what matters in them is checked and raised."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """``config.json`` of a checkpoint.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint in ``directory``.
+    """
+    path = Path(directory) / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{directory} holds no config.json, so it is no checkpoint; a directory written by save_pretrained was expected"
+        )
+    return json.loads(path.read_text())
+
+
+def weights_path(directory: Path) -> str:
+    """How the weights of a checkpoint are run: ``dense``, or ``dequantized`` from a quantized file."""
+    return "dequantized" if read_config(directory).get("quantization_config") else "dense"
+
+
+def require_dense(directory: Path, what: str) -> None:
+    """Refuse a quantized parent.
+
+    Raises:
+        ValueError: ``what`` (a step) was put after a quantization, whose packed integers it cannot change.
+    """
+    found = read_config(directory).get("quantization_config")
+    if found:
+        raise ValueError(
+            f"{what} changes dense weights, but its parent is already quantized ({found.get('quant_method', 'unknown method')}, "
+            f"{found.get('format', 'unknown format')}); put {what} before the quantization, or quantize once"
+        )
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, sorted by name.
+
+    Raises:
+        FileNotFoundError: there are none; only safetensors are ever read, since a pickle can run code.
+    """
+    files = sorted(Path(directory).glob("*.safetensors"))
+    if not files:
+        others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in Path(directory).glob(pattern))
+        beside = f" (but {', '.join(others)})" if others else ""
+        raise FileNotFoundError(
+            f"{directory} holds no .safetensors file{beside}; only safetensors are read. "
+            "A checkpoint saved by model.save_pretrained(directory) works"
+        )
+    return files
+
+
+def load_dense(directory: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """Open a normal checkpoint for evaluation: SDPA attention, no code from the checkpoint, every weight accounted for.
+
+    Args:
+        dtype: of the weights in memory; as stored when None.
+    Raises:
+        FileNotFoundError: no config or no safetensors in ``directory``.
+        ValueError: weights are missing from the file, left over in it, or of another shape.
+    """
+    read_config(directory)
+    weight_files(directory)
+    with quiet():
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            directory, dtype=dtype or "auto", attn_implementation="sdpa", use_safetensors=True, local_files_only=True,
+            trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    require_complete(info, directory)
+    return move(model, device=device).eval()
+
+
+def move(model: PreTrainedModel, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> PreTrainedModel:
+    """``model`` in another dtype or on another device, in place."""
+    return model.to(dtype=dtype, device=device)  # type: ignore[call-arg]
+
+
+def require_complete(info: dict[str, Any], directory: Path) -> None:
+    """Refuse what transformers only reports: a missing weight is initialized at random, and an unexpected one is dropped."""
+    problems = {
+        "missing from the file (they would be random)": sorted(info["missing_keys"]),
+        "in the file but not in the model": sorted(info["unexpected_keys"]),
+        "of another shape than the config says": sorted(
+            str(entry[0] if isinstance(entry, tuple) else entry) for entry in info["mismatched_keys"]
+        ),
+    }
+    found = [f"{len(names)} {what}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}" for what, names in problems.items() if names]
+    if found:
+        raise ValueError(f"the weights in {directory} do not fit its config: {'; '.join(found)}")
+
+
+def load_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint.
+
+    Raises:
+        FileNotFoundError: the checkpoint has no tokenizer files.
+    """
+    if not any(next(Path(directory).glob(pattern), None) for pattern in TOKENIZER_FILES):
+        raise FileNotFoundError(
+            f"{directory} holds no tokenizer files; tokenizer.json and tokenizer_config.json were expected beside its config.json"
+        )
+    with quiet():
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+
+
+def check_finite(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse NaN and infinity.
+
+    Raises:
+        ValueError: names the first tensor that has any, and how many.
+    """
+    for name, tensor in tensors:
+        if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
+            raise ValueError(
+                f"{name} has {int((~finite).sum()):,} of {tensor.numel():,} values that are NaN or infinite; only finite weights are written"
+            )
+
+
+def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | Path | None, directory: Path) -> None:
+    """Write a normal checkpoint; the same model gives the same bytes.
+
+    Args:
+        tokenizer: to be saved, or the directory of a checkpoint whose tokenizer files are copied unchanged, or none.
+    Raises:
+        ValueError: a weight is not finite (named).
+    """
+    check_finite(model.state_dict().items())
+    write_tokenizer(tokenizer, directory)
+    with quiet():
+        model.save_pretrained(directory)
+
+
+def write_tokenizer(tokenizer: PreTrainedTokenizerBase | Path | None, directory: Path) -> None:
+    """Save ``tokenizer``, or copy the tokenizer files of another checkpoint byte by byte."""
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    if isinstance(tokenizer, Path):
+        for pattern in TOKENIZER_FILES:
+            for path in sorted(tokenizer.glob(pattern)):
+                shutil.copyfile(path, Path(directory) / path.name)
+    elif tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+
+
+def stored_dtype(directory: Path) -> torch.dtype:
+    """The dtype that a checkpoint's weights are stored in, by its config; float32 when it names none."""
+    config = read_config(directory)
+    return getattr(torch, config.get("dtype") or config.get("torch_dtype") or "float32")
