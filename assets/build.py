@@ -1,0 +1,150 @@
+"""Builds what a ledger asks for, through the store: nodes, references, measurements. Heavy imports happen inside, on a miss only.
+
+Parents are built first where they are missing, so that any one asset can be asked for by itself. Not here: Dagster, rows of facts.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.assets.ledger import Ledger, text_source
+from assay.schemas.graph import Node
+from assay.schemas.manifest import Action
+from assay.schemas.protocols import Divergence, Protocol
+from assay.schemas.steps import Calibration, Draft, Kv, WeightStep
+from assay.warehouse.store import Built
+
+RUNTIME = "runtime.json"
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds the nodes and measurements of one experiment."""
+
+    ledger: Ledger
+
+    def node(self, node: Node) -> Built:
+        """The artifact of ``node``: a checkpoint, or for a runtime step the small file that says how one is run."""
+        for parent in (node.parent, node.draft):
+            if parent is not None and self.ledger.digest(parent) is None:
+                self.node(parent)
+        action = _asked(self.ledger.node(node), node)
+        return self.ledger.workspace.store.get_or_build(action, lambda out: self._make(node, out), kind=str(action.step["kind"]))
+
+    def _make(self, node: Node, out: Path) -> dict[str, Any]:
+        if node.base is not None:
+            from assay.ops.apply import import_base
+
+            return import_base(node.base, out)
+        assert node.parent is not None and node.step is not None
+        if not isinstance(node.step, WeightStep):
+            return write_runtime(node.step, self._runtime(node.parent), self.ledger.digest(node.draft) if node.draft else None, out)
+        from assay.ops.apply import apply
+
+        parent = self._path(node.parent)
+        windows = lambda calibration: self._windows(calibration, parent)  # noqa: E731
+        return apply(node.step, parent, out, windows=windows, seed=self.ledger.experiment.seed)
+
+    def _windows(self, calibration: Calibration, parent: Path) -> Any:
+        from assay.ops.data.texts import documents
+        from assay.ops.data.tokens import calibration_windows
+        from assay.ops.models.checkpoint import load_tokenizer
+
+        found = documents(**text_source(calibration.text, self.ledger.experiment.file.parent))
+        return calibration_windows(load_tokenizer(parent), found, calibration.windows, calibration.length)
+
+    def reference(self, protocol: Divergence) -> Built:
+        """The base's final hidden states on the protocol's text."""
+        base = self.node(self.ledger.graph.base)
+
+        def make(out: Path) -> dict[str, Any]:
+            from assay.ops.measure import reference
+
+            return reference(protocol, base.path, out, experiment_dir=self.ledger.experiment.file.parent)
+
+        return self.ledger.workspace.store.get_or_build(
+            _asked(self.ledger.reference(protocol), self.ledger.graph.base), make, kind="reference"
+        )
+
+    def measurement(self, node: Node, name: str, *, run: str, anew: bool = False) -> Built:
+        """The protocol ``name`` on what ends at ``node``; ``anew`` measures a timing again although there is one."""
+        protocol = self.ledger.experiment.protocols[name]
+        self.node(node)
+        reference = self.reference(protocol) if isinstance(protocol, Divergence) else None
+        action = _asked(self.ledger.measurement(node, protocol, run=run if anew else None), node)
+
+        def make(out: Path) -> dict[str, Any]:
+            from assay.ops.measure import measure
+
+            result = measure(protocol, self._subject(node, protocol), reference=reference.path if reference else None,
+                             experiment_dir=self.ledger.experiment.file.parent)  # fmt: skip
+            told = {"metrics": finite(result.metrics), "items": finite(result.items), "notes": result.notes, "run": run}
+            (out / RESULT).write_text(json.dumps(told, allow_nan=False))
+            for picture, data in result.pictures.items():
+                (out / f"{picture}.png").write_bytes(data)
+            return {"headline": headline(told["metrics"])}
+
+        return self.ledger.workspace.store.get_or_build(action, make, kind=protocol.suite)
+
+    def _subject(self, node: Node, protocol: Protocol) -> Any:
+        from assay.ops.measure import Subject
+
+        runtime = self._runtime(node.target if isinstance(protocol, Divergence) else node)
+        store, draft = self.ledger.workspace.store, None
+        if runtime["draft"]:
+            other = self._runtime_of(runtime["draft"]["digest"]) if runtime["draft"]["digest"] else None
+            draft = (runtime["draft"]["method"], runtime["draft"]["tokens"], runtime["draft"]["ngram"],
+                     store.path(other["checkpoint"]) if other else None, other["kv"] if other else None)  # fmt: skip
+        base = self._path(self.ledger.graph.base)
+        return Subject(checkpoint=store.path(runtime["checkpoint"]), kv_format=runtime["kv"], draft=draft, base=base)
+
+    def _runtime(self, node: Node) -> dict[str, Any]:
+        digest = self.ledger.digest(node)
+        assert digest is not None, node.path
+        return self._runtime_of(digest)
+
+    def _runtime_of(self, digest: str) -> dict[str, Any]:
+        file = self.ledger.workspace.store.path(digest) / RUNTIME
+        return json.loads(file.read_text()) if file.is_file() else {"checkpoint": digest, "kv": None, "draft": None}
+
+    def _path(self, node: Node) -> Path:
+        digest = self.ledger.digest(node)
+        assert digest is not None, node.path
+        return self.ledger.workspace.store.path(digest)
+
+
+def write_runtime(step: Kv | Draft, before: dict[str, Any], draft: str | None, out: Path) -> dict[str, Any]:
+    """Write how a checkpoint is run: its digest, the KV format, the draft and the digest of the draft's variant.
+
+    Args:
+        before: the same of the parent.
+        draft: the digest of the variant that drafts; None for an n-gram.
+    """
+    if isinstance(step, Kv):
+        runtime = {**before, "kv": step.format}
+    else:
+        runtime = {**before, "draft": {"method": step.method, "tokens": step.tokens, "ngram": step.ngram, "digest": draft}}
+    (out / RUNTIME).write_text(json.dumps(runtime, indent=1, sort_keys=True))
+    return {"runtime": runtime}
+
+
+def finite(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``rows`` with every number that is not finite as None, and the status that says so."""
+    bad = [{key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)} for row in rows]
+    return [
+        {**row, **dict.fromkeys(keys), **({"status": "not_finite"} if "value" in keys else {})} for row, keys in zip(rows, bad, strict=True)
+    ]
+
+
+def headline(metrics: list[dict[str, Any]]) -> dict[str, float | None]:
+    """The metrics over everything, without slices."""
+    return {each["metric"]: each["value"] for each in metrics if each.get("slice_kind", "all") == "all"}
+
+
+def _asked(action: Action | None, node: Node) -> Action:
+    if action is None:
+        raise RuntimeError(f"a parent of {'/'.join(node.path)} left the store while it was being built; run again")
+    return action

@@ -1,0 +1,153 @@
+"""What is asked for each node and measurement of an experiment, and what the store has of it. Reads JSON only: no torch, nothing is built.
+
+An :class:`Action` can be written down once the digests of its parents are known, so a ledger answers None for what stands behind a gap.
+"""
+
+from functools import cache
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+from assay.assets.workspace import Workspace
+from assay.ops.data.texts import text_digest
+from assay.schemas.base import Base
+from assay.schemas.graph import Graph, Node
+from assay.schemas.manifest import Action
+from assay.schemas.protocols import TIMED_SUITES, Divergence, Protocol
+from assay.schemas.steps import Draft, Text, WeightStep
+from assay.warehouse.devices import device_digest
+from assay.warehouse.fingerprint import fingerprint
+from assay.warehouse.versions import numerics_versions
+
+
+class Ledger:
+    """The actions of one experiment's graph against one store."""
+
+    def __init__(self, workspace: Workspace, graph: Graph):
+        self.workspace, self.graph, self.experiment = workspace, graph, graph.experiment
+        self._digests: dict[tuple[str, ...], str] = {}
+
+    def digest(self, node: Node) -> str | None:
+        """What ``node`` came to, if it and all before it are in the store."""
+        if node.path not in self._digests:
+            action = self.node(node)
+            found = self.has(action) if action else None
+            if found is None:
+                return None
+            self._digests[node.path] = found
+        return self._digests[node.path]
+
+    def has(self, action: Action) -> str | None:
+        """The digest that ``action`` came to, if its artifact is in the store and whole."""
+        hit = self.workspace.store.hit(action)
+        return hit.digest if hit else None
+
+    def node(self, node: Node) -> Action | None:
+        """The action that builds ``node``; None while a parent is missing."""
+        if node.base is not None:
+            return Action(step={"kind": "base", **_source(node.base)}, code=_code(f"import_{_kind(node.base)}_base"), versions=_versions())
+        assert node.parent is not None and node.step is not None
+        parents = {"parent": self.digest(node.parent), **({"draft": self.digest(node.draft)} if node.draft else {})}
+        if None in parents.values():
+            return None
+        known = {role: digest for role, digest in parents.items() if digest}
+        step = node.step.model_dump(mode="json")
+        if not isinstance(node.step, WeightStep):
+            if isinstance(node.step, Draft):
+                step = {key: value for key, value in step.items() if key not in ("variant", "base")}  # the draft's digest says which
+            return Action(step=step, code=fingerprint("assay.assets.build:write_runtime"), parents=known)
+        calibration = getattr(node.step, "calibration", None)
+        data = {"calibration": self.text(calibration.text)} if calibration else {}
+        more = ("compressed-tensors",) if node.step.kind == "quantize" else ()
+        return Action(step=step, code=_code(node.step.kind), parents=known, data=data, seed=self.experiment.seed, versions=_versions(*more))
+
+    def reference(self, protocol: Divergence) -> Action | None:
+        """The base's final hidden states on the text of ``protocol``."""
+        base = self.digest(self.graph.base)
+        if base is None:
+            return None
+        step = {"kind": "reference", **protocol.model_dump(mode="json")}
+        return Action(
+            step=step,
+            code=measuring_code("reference"),
+            parents={"base": base},
+            data={"text": self.text(protocol.text)},
+            versions=_versions(),
+        )
+
+    def measurement(self, node: Node, protocol: Protocol, *, run: str | None = None) -> Action | None:
+        """``protocol`` on what ends at ``node``. A timing belongs to this device; with ``run`` it is asked anew."""
+        subject = node.target if isinstance(protocol, Divergence) else node
+        parents = {"subject": self.digest(subject), "base": self.digest(self.graph.base)}
+        if isinstance(protocol, Divergence):
+            reference = self.reference(protocol)
+            parents["reference"] = self.has(reference) if reference else None
+        if None in parents.values():
+            return None
+        data = {}
+        if protocol.suite in TIMED_SUITES:
+            data = {"device": device_digest(), **({"run": run} if run else {})}
+        text = getattr(protocol, "text", None)
+        if text is not None:
+            data["text"] = self.text(text)
+        return Action(step=protocol.model_dump(mode="json"), code=measuring_code(protocol.suite), parents={k: v for k, v in parents.items() if v}, data=data,
+                      seed=getattr(protocol, "seed", 0), versions=_versions())  # fmt: skip
+
+    def text(self, text: Text) -> str:
+        return text_digest(**text_source(text, self.experiment.file.parent))
+
+
+def text_source(text: Text, directory: Path) -> dict[str, Any]:
+    """The arguments by which ``ops/data/texts.py`` reads ``text``; local files are relative to ``directory``."""
+    return {**text.model_dump(exclude_none=True, exclude_defaults=True), **({"directory": directory} if text.path else {})}
+
+
+def code_of(node: Node) -> str:
+    """The code fingerprint of what builds ``node``, for Dagster's code version."""
+    if node.base is not None:
+        return _code(f"import_{_kind(node.base)}_base")
+    assert node.step is not None
+    return _code(node.step.kind) if isinstance(node.step, WeightStep) else fingerprint("assay.assets.build:write_runtime")
+
+
+def _code(function: str) -> str:
+    return fingerprint(f"assay.ops.apply:{function}")
+
+
+def measuring_code(suite: str) -> str:
+    return fingerprint(f"assay.ops.measure:{suite}")
+
+
+_versions = cache(numerics_versions)
+
+
+def _kind(base: Base) -> str:
+    return (
+        "hub" if base.hub else "directory" if base.path else "gguf" if base.package and base.package.file.endswith(".gguf") else "package"
+    )
+
+
+def _source(base: Base) -> dict[str, Any]:
+    """What a base is, by content: a hub commit, the bytes of a directory's files, the recorded hash of a packaged file."""
+    if base.hub:
+        return {"hub": base.hub, "revision": base.revision, "dtype": base.dtype}
+    if base.package:
+        files = distribution(base.package.name).files or []
+        recorded = [str(file.hash.value) for file in files if file.hash and str(file).endswith(base.package.file)]
+        return {"package": base.package.model_dump(), "sha256": recorded, "dtype": base.dtype}
+    assert base.path is not None
+    return {"files": directory_digests(Path(base.path)), "dtype": base.dtype}
+
+
+def directory_digests(directory: Path) -> dict[str, str]:
+    """sha256 of every file that a checkpoint of ``directory`` is read from, by name; kept while size and time stay the same."""
+    wanted = sorted(file for pattern in ("*.safetensors", "*.json", "*.model", "*.txt") for file in directory.glob(pattern))
+    return {file.name: _sha256(file, file.stat().st_size, file.stat().st_mtime_ns) for file in wanted}
+
+
+@cache
+def _sha256(file: Path, size: int, changed: int) -> str:
+    from hashlib import file_digest
+
+    with file.open("rb") as stream:
+        return file_digest(stream, "sha256").hexdigest()

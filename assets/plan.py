@@ -1,0 +1,123 @@
+"""What an experiment comes to: every node and measurement, what is cached, what each will cost. Reads JSON only. Not here: running it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from statistics import median
+
+import dagster as dg
+
+from assay.assets import labels
+from assay.assets.ledger import Ledger
+from assay.assets.measurements import measured
+from assay.schemas.base import Shape
+from assay.schemas.experiment import Variant
+from assay.schemas.graph import Node
+from assay.schemas.manifest import Action
+from assay.schemas.protocols import Acceptance, Divergence, Protocol, Speed
+from assay.schemas.steps import PruneDepth, Quantize
+
+# Forward FLOPs per second on which a first guess rests where nothing like it has been built here; history replaces it at once.
+GUESSED_FLOPS = 1e11
+GUESSED_DECODE = 15  # tokens/s
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing to build: an asset, what it is, whether the store has it, and the seconds it took or is thought to take."""
+
+    key: dg.AssetKey
+    kind: str
+    node: Node
+    protocol: str | None
+    digest: str | None
+    seconds: float
+    variant: Variant | None = None
+
+    @property
+    def cached(self) -> bool:
+        return self.digest is not None
+
+
+def plan(ledger: Ledger) -> list[Item]:
+    """Every item of the experiment in build order. An item behind a missing one counts as missing (early cut-off may still spare it)."""
+    return list(_items(ledger))
+
+
+def _items(ledger: Ledger) -> Iterator[Item]:
+    graph, experiment, history = ledger.graph, ledger.experiment, History(ledger)
+    for node in graph.nodes:
+        kind = "base" if node.step is None else node.step.kind
+        yield Item(
+            labels.node_key(experiment, node),
+            kind,
+            node,
+            None,
+            ledger.digest(node),
+            history.seconds(kind, ledger.node(node), node_guess(node, experiment.base.shape)),
+        )
+    for name, protocol in experiment.protocols.items():
+        if isinstance(protocol, Divergence):
+            action = ledger.reference(protocol)
+            yield Item(labels.reference_key(experiment, name), "reference", graph.base, name, ledger.has(action) if action else None,
+                       history.seconds("reference", action, guess(protocol, experiment.base.shape)))  # fmt: skip
+    for variant in experiment.variants:
+        node = graph.ends[variant.slug]
+        for name in measured(graph, variant):
+            protocol = experiment.protocols[name]
+            action = ledger.measurement(node, protocol)
+            yield Item(labels.facts_key(experiment, node, name), protocol.suite, node, name, ledger.has(action) if action else None,
+                       history.seconds(protocol.suite, action, guess(protocol, experiment.base.shape, draft=variant.draft is not None)), variant)  # fmt: skip
+
+
+class History:
+    """How long things took in this store: the same action, else the median of its kind, else a guess from the base's shape."""
+
+    def __init__(self, ledger: Ledger):
+        self.store = ledger.workspace.store
+        self._medians: dict[str, float | None] = {}
+
+    def seconds(self, kind: str, action: Action | None, guessed: float) -> float:
+        entry = self.store.lookup(action) if action else None
+        if entry is not None:
+            return entry.seconds
+        if kind not in self._medians:
+            taken = self.store.seconds_of(kind)
+            self._medians[kind] = median(taken) if taken else None
+        known = self._medians[kind]
+        return guessed if known is None else known
+
+
+def node_guess(node: Node, shape: Shape | None) -> float:
+    """Seconds for a node of a base of ``shape`` that was never built here."""
+    size = parameters(shape)
+    if node.base is not None:
+        return 10 + size / 1e7
+    if isinstance(node.step, PruneDepth):
+        return 2 + size / 1e8 + 2 * size * node.step.calibration.windows * node.step.calibration.length / GUESSED_FLOPS
+    return 3 + size / 2e7 if isinstance(node.step, Quantize) else 0.05
+
+
+def guess(protocol: Protocol, shape: Shape | None, *, draft: bool = False) -> float:
+    """Seconds for a measurement of a variant of a base of ``shape``."""
+    size = parameters(shape)
+    if isinstance(protocol, Divergence):
+        return 2 + 2.5 * size * protocol.tokens / GUESSED_FLOPS
+    if isinstance(protocol, Speed):
+        decoded = (protocol.repeats + 1) * protocol.new_tokens * (2 if draft else 1) / GUESSED_DECODE
+        return 2 + decoded * size / 1.35e8 + (protocol.repeats + 1) * 2 * size * protocol.prefill_tokens / GUESSED_FLOPS
+    if isinstance(protocol, Acceptance):
+        return 2 + 2 * protocol.prompts * protocol.new_tokens / GUESSED_DECODE * size / 1.35e8
+    return 0.2
+
+
+def parameters(shape: Shape | None) -> float:
+    """About how many weights a model of ``shape`` has; 1.35e8 where the shape is not known."""
+    if shape is None:
+        return 1.35e8
+    attention = shape.hidden_size * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
+    block = attention + 3 * shape.hidden_size * shape.intermediate_size
+    return shape.layers * block + shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+
+
+def missing(items: Iterable[Item]) -> list[Item]:
+    return [item for item in items if not item.cached]

@@ -1,0 +1,84 @@
+"""The report of an experiment as one HTML file, and its tables as text. Reads views alone. Not here: the asset (``reports.py``)."""
+
+import base64
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import polars as pl
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+
+from assay.assets.workspace import Workspace
+from assay.schemas.experiment import Experiment
+from assay.warehouse.database import connect
+from assay.warehouse.reads import by_slice, devices, experiment_table, interaction, verdicts
+
+PAGE = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
+
+
+def write_report(workspace: Workspace, experiment: Experiment) -> Path:
+    """Write ``reports/<experiment>.html`` whole, and return it."""
+    connection = connect(workspace.facts.root)
+    table = experiment_table(connection, experiment=experiment.name)
+    page = PAGE.get_template("report.html").render(
+        name=experiment.name,
+        question=experiment.question,
+        base=experiment.base,
+        table=cells(table),
+        picture=base64.b64encode(frontier(table)).decode() if table.height else "",
+        verdicts=cells(verdicts(connection, experiment=experiment.name)),
+        interaction=cells(interaction(connection, experiment=experiment.name)),
+        slices=cells(by_slice(connection, experiment=experiment.name)),
+        devices=cells(devices(connection)),
+        protocols={
+            name: json.dumps(protocol.model_dump(mode="json", exclude_none=True), indent=1)
+            for name, protocol in experiment.protocols.items()
+        },
+        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+    file = workspace.reports / f"{experiment.name}.html"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(f".{uuid4().hex}.tmp")
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(file)
+    return file
+
+
+def frontier(table: pl.DataFrame) -> bytes:
+    """Size against mean KL of an experiment's variants, as a PNG."""
+    from assay.ops.evaluate.plots import frontier_png
+
+    wanted = table.filter(pl.col("size_bytes").is_not_null() & pl.col("kl_mean_nats").is_not_null())
+    return frontier_png(wanted.select("variant", "size_bytes", "kl_mean_nats").to_dicts())
+
+
+def cells(table: pl.DataFrame) -> dict[str, Any]:
+    """Columns, their alignment and every value as text; columns that are empty throughout are left out."""
+    kept = [name for name in table.columns if table[name].null_count() < table.height]
+    return {
+        "columns": [(name.replace("_", " "), table[name].dtype.is_numeric()) for name in kept],
+        "rows": [[shown(name, value) for name, value in zip(kept, row, strict=True)] for row in table.select(kept).iter_rows()],
+    }
+
+
+def shown(column: str, value: Any) -> str:
+    """A value as a person reads it: bytes in MiB, four significant digits, a dash for nothing."""
+    if value is None:
+        return "—"
+    if column.endswith("_bytes") and isinstance(value, int | float):
+        return f"{value / 2**20:,.1f} MiB" if value >= 2**20 else f"{value:,.0f} B"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return str(value)
+
+
+def markdown_table(table: pl.DataFrame, *, rows: int = 200) -> str:
+    """``table`` as markdown, at most ``rows`` rows of it."""
+    told = cells(table.head(rows))
+    head = "| " + " | ".join(name for name, _ in told["columns"]) + " |"
+    rule = "|" + "|".join("---:" if numeric else "---" for _, numeric in told["columns"]) + "|"
+    body = ["| " + " | ".join(value.replace("|", "\\|") for value in row) + " |" for row in told["rows"]]
+    more = [f"\n… and {table.height - rows} more"] if table.height > rows else []
+    return "\n".join([head, rule, *body, *more])

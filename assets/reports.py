@@ -1,0 +1,101 @@
+"""What is read from the facts, as assets: a report for each experiment, the warehouse snapshot, the comparison with the last night. Wiring only."""
+
+from collections.abc import Iterator, Sequence
+
+import dagster as dg
+
+from assay.assets import labels
+from assay.assets.ledger import Ledger
+from assay.assets.measurements import measured
+from assay.assets.pictures import inline
+from assay.assets.record import Recorder
+from assay.assets.report import frontier, markdown_table, write_report
+from assay.assets.steps import RETRY, step
+from assay.assets.workspace import Workspace
+from assay.schemas.experiment import Resources
+from assay.schemas.graph import Graph
+from assay.warehouse.database import connect, snapshot
+from assay.warehouse.reads import experiment_table, regression
+
+
+def build_reports(workspace: Workspace, graphs: Sequence[Graph]) -> Iterator[dg.AssetsDefinition]:
+    """The report of each experiment, and the two assets of the whole warehouse."""
+    for graph in graphs:
+        yield _report(workspace, graph)
+    yield _snapshot(workspace, graphs)
+    yield _regression(workspace)
+
+
+def _report(workspace: Workspace, graph: Graph) -> dg.AssetsDefinition:
+    experiment = graph.experiment
+    key = labels.report_key(experiment)
+
+    @dg.asset(
+        key=key,
+        deps=[
+            labels.facts_key(experiment, graph.ends[variant.slug], name)
+            for variant in experiment.variants
+            for name in measured(graph, variant)
+        ],
+        group_name=experiment.name,
+        kinds={"html", "duckdb"},
+        tags={"stage": "report"},
+        description=f"The table, the picture and the verdicts of {experiment.name}. {experiment.question}",
+        retry_policy=RETRY,
+    )
+    def report(context: dg.AssetExecutionContext):
+        with step(workspace.home, Resources()):
+            Recorder(Ledger(workspace, graph)).declare()
+            file = write_report(workspace, experiment)
+            table = experiment_table(connect(workspace.facts.root), experiment=experiment.name)
+            return dg.MaterializeResult(
+                metadata={
+                    "report": dg.MetadataValue.path(str(file)),
+                    "variants": table.height,
+                    "table": dg.MetadataValue.md(markdown_table(table)),
+                    "size_against_kl": inline(frontier(table)),
+                }
+            )
+
+    return report
+
+
+def _snapshot(workspace: Workspace, graphs: Sequence[Graph]) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=labels.SNAPSHOT_KEY,
+        deps=[labels.report_key(graph.experiment) for graph in graphs],
+        group_name="warehouse",
+        kinds={"duckdb"},
+        tags={"stage": "warehouse"},
+        description="warehouse.duckdb: every fact as real tables with the views, swapped in whole, for any DuckDB client.",
+        retry_policy=RETRY,
+    )
+    def warehouse_snapshot():
+        with step(workspace.home, Resources()):
+            workspace.facts.compact()
+            snapshot(workspace.facts.root, workspace.warehouse)
+            return dg.MaterializeResult(
+                metadata={"file": dg.MetadataValue.path(str(workspace.warehouse)), "size_bytes": workspace.warehouse.stat().st_size}
+            )
+
+    return warehouse_snapshot
+
+
+def _regression(workspace: Workspace) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=labels.REGRESSION_KEY,
+        deps=[labels.SNAPSHOT_KEY],
+        group_name="warehouse",
+        kinds={"duckdb"},
+        tags={"stage": "warehouse"},
+        description="The newest facts against those of the run before: what moved by more than its noise.",
+        retry_policy=RETRY,
+    )
+    def warehouse_regression():
+        with step(workspace.home, Resources()):
+            moved = regression(connect(workspace.facts.root))
+            return dg.MaterializeResult(
+                metadata={"moved": moved.height, "table": dg.MetadataValue.md(markdown_table(moved) if moved.height else "Nothing moved.")}
+            )
+
+    return warehouse_regression
