@@ -1,0 +1,153 @@
+"""The distribution that a token is drawn from, and the draw."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.ops.decode.sampling import Sampling, probabilities, sample
+
+
+def kept(probs, **filters) -> set[int]:
+    result = probabilities(torch.tensor(probs).log(), temperature=1.0, **filters)
+    return set(result.nonzero().flatten().tolist())
+
+
+def test_top_p_of_one_keeps_all_of_4096_tokens_though_their_float32_sum_misses_one():
+    # Comparing with a rounded cumulative sum, which ends at 1.0000001 or 0.9999994, would drop tokens or keep a single one.
+    for seed in range(4):
+        logits = torch.randn(4096, generator=torch.Generator().manual_seed(seed))
+        assert (probabilities(logits, temperature=1.0, top_p=1.0) > 0).all()
+        assert (probabilities(logits, temperature=1.0, top_p=1.5) > 0).all()
+
+
+def test_the_token_that_crosses_top_p_stays():
+    assert kept([0.5, 0.35, 0.1, 0.05], top_p=0.9) == {0, 1, 2}
+
+
+def test_a_sum_that_hits_top_p_exactly_keeps_nothing_more():
+    assert kept([0.3, 0.1, 0.1, 0.5], top_p=0.8) == {0, 3}
+    assert kept([0.35, 0.5, 0.1, 0.05], top_p=0.85) == {0, 1}  # 0.5 + 0.35 is below 0.85 in some roundings and above in others
+
+
+def test_of_equal_tokens_at_the_boundary_the_lower_ids_stay():
+    assert kept([0.25, 0.25, 0.25, 0.25], top_p=0.5) == {0, 1}
+    assert kept([0.1, 0.2, 0.2, 0.2, 0.3], top_k=3) == {1, 2, 4}
+
+
+def test_a_tiny_top_p_keeps_the_likeliest_token():
+    assert kept([0.2, 0.5, 0.3], top_p=1e-9) == {1}
+
+
+def test_top_k_comes_before_top_p_which_sees_what_top_k_left_as_the_whole():
+    # top_k leaves (.4, .3) = (.571, .429) of the whole; .571 reaches .5 alone, whereas .4 of the unfiltered distribution would not.
+    assert kept([0.4, 0.3, 0.2, 0.1], top_k=2, top_p=0.5) == {0}
+    assert kept([0.4, 0.3, 0.2, 0.1], top_p=0.5) == {0, 1}
+
+
+def test_min_p_is_a_share_of_the_largest():
+    assert kept([0.5, 0.26, 0.14, 0.1], min_p=0.5) == {0, 1}
+
+
+def test_temperature_divides_the_logits():
+    result = probabilities(torch.tensor([math.log(4.0), 0.0]), temperature=2.0)
+    assert torch.allclose(result, torch.tensor([2 / 3, 1 / 3]))  # odds 4 become √4
+
+
+def test_temperature_zero_is_the_largest_logit_and_the_lowest_id_among_equals():
+    assert probabilities(torch.tensor([[1.0, 3.0, 3.0], [5.0, 0.0, -1.0]]), temperature=0).tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert probabilities(torch.tensor([1.0, 3.0, 3.0]), temperature=1.0, top_k=1).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-30, 1e-6])
+def test_a_temperature_close_to_zero_is_close_to_greedy_and_finite(temperature):
+    assert probabilities(torch.tensor([1.0, 3.0, 2.0]), temperature=temperature).tolist() == [0, 1, 0]
+
+
+def test_an_excluded_token_stays_excluded():
+    assert probabilities(torch.tensor([0.0, -math.inf, 0.0]), temperature=1.0, top_p=0.99).tolist() == [0.5, 0, 0.5]
+
+
+@given(
+    logits=st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=12),
+    temperature=st.sampled_from([0.0, 0.1, 1.0, 3.0]),
+    top_k=st.integers(0, 15),
+    top_p=st.sampled_from([1e-6, 0.3, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.2, 1.0]),
+)
+def test_every_result_is_a_distribution_that_keeps_the_likeliest_token_and_at_most_top_k(logits, temperature, top_k, top_p, min_p):
+    row = torch.tensor(logits)
+    result = probabilities(row, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert result.dtype == torch.float32
+    assert result.sum().item() == pytest.approx(1, abs=1e-5)
+    likeliest = probabilities(row, temperature=temperature).argmax()  # not of the logits: close ones can have equal probabilities
+    assert result[likeliest] == result.max() > 0
+    assert 0 < int((result > 0).sum()) <= (top_k or len(logits))
+
+
+@given(seed=st.integers(0, 1000), top_k=st.integers(0, 9), top_p=st.sampled_from([0.5, 0.9, 1.0]))
+def test_rows_of_a_batch_do_not_touch_each_other(seed, top_k, top_p):
+    logits = torch.randn(2, 3, 9, generator=torch.Generator().manual_seed(seed))
+    batch = probabilities(logits, temperature=0.7, top_k=top_k, top_p=top_p)
+    assert torch.equal(batch[1, 2], probabilities(logits[1, 2], temperature=0.7, top_k=top_k, top_p=top_p))
+
+
+@pytest.mark.parametrize("logits", [[math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_logits_without_a_distribution_are_refused(logits, temperature):
+    with pytest.raises(ValueError, match="row of logits"):
+        probabilities(torch.tensor(logits), temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": math.nan}, {"min_p": 1.5}, {"min_p": -0.1}],
+)
+def test_a_parameter_out_of_range_is_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Sampling(**wrong)
+
+
+def test_a_seeded_request_draws_on_instead_of_repeating_its_first_draw():
+    # A generator that is made anew at each step would give one token sixteen times.
+    generator = torch.Generator().manual_seed(7)
+    flat = probabilities(torch.zeros(128), temperature=1.0)
+    assert len({sample(flat, generator) for _ in range(16)}) > 8
+
+
+def test_a_request_beside_another_draws_what_it_draws_alone():
+    flat = probabilities(torch.zeros(128), temperature=1.0)
+    alone_generator = torch.Generator().manual_seed(7)
+    alone = [sample(flat, alone_generator) for _ in range(16)]
+    a, b = torch.Generator().manual_seed(7), torch.Generator().manual_seed(8)
+    beside = []
+    for _ in range(16):
+        sample(flat, b)
+        beside.append(sample(flat, a))
+        torch.rand(3)  # and whatever else uses the shared generator
+    assert beside == alone
+
+
+def test_a_draw_leaves_the_shared_generator_alone_and_a_certain_token_needs_none():
+    state = torch.get_rng_state()
+    assert sample(torch.tensor([0.0, 1.0, 0.0]), None) == 1
+    sample(torch.tensor([0.5, 0.5]), torch.Generator().manual_seed(0))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_draws_come_at_the_frequency_of_their_probability():
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.tensor([0.6, 0.3, 0.1, 0.0])
+    counts = torch.bincount(torch.tensor([sample(probs, generator) for _ in range(10_000)]), minlength=4)
+    assert counts[3] == 0
+    expected = probs[:3] * 10_000
+    assert float(((counts[:3] - expected) ** 2 / expected).sum()) < 13.8  # χ² with 2 degrees of freedom, p = 0.001
+
+
+def test_a_draw_without_a_generator_of_its_own_or_without_mass_is_refused():
+    with pytest.raises(ValueError, match="generator"):
+        sample(torch.tensor([0.5, 0.5]), None)
+    with pytest.raises(ValueError, match="no mass"):
+        sample(torch.zeros(3), torch.Generator())
