@@ -27,7 +27,7 @@ VIEWS = (
     "interaction", "regression", "verdict",
 )  # fmt: skip
 STORAGE_VERSION = "v1.4.0"  # what clients older than the one that writes can still open
-_EXPERIMENT = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
+_NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 
 
 class WarehouseError(Exception):
@@ -127,7 +127,7 @@ def insert(connection: DuckDBPyConnection, table: str, frame: pl.DataFrame) -> N
 
 
 def create_views(connection: DuckDBPyConnection) -> None:
-    """Create the view ``metric``, those of ``views/*.sql`` and one for every experiment."""
+    """Create the view ``metric``, those of ``views/*.sql`` and one for every experiment whose name is one (``schemas.spec.Name``)."""
     kinds = [(metric, suite, better) for suite, metrics in METRICS.items() for metric, better in metrics.items()]
     rows = ", ".join(f"({', '.join(map(literal, kind))})" for kind in kinds)
     connection.execute(f"CREATE OR REPLACE VIEW metric AS SELECT * FROM (VALUES {rows}) AS metrics (metric, suite, better)")
@@ -136,34 +136,39 @@ def create_views(connection: DuckDBPyConnection) -> None:
         sql = (HERE / "views" / f"{view}.sql").read_text(encoding="utf-8")
         connection.execute(sql)
         _comment(connection, view, " ".join(line.removeprefix("-- ") for line in sql.split("\nCREATE ")[0].splitlines()))
-    reserved = connection.sql("SELECT table_name FROM duckdb_tables() UNION SELECT view_name FROM duckdb_views()").fetchall()
     experiments = connection.sql("SELECT experiment FROM experiment UNION SELECT experiment FROM variant ORDER BY experiment").fetchall()
     for (experiment,) in experiments:
-        if _EXPERIMENT.fullmatch(experiment):
-            create_experiment_view(connection, experiment, {name for (name,) in reserved})
+        if _NAME.fullmatch(experiment):
+            create_experiment_view(connection, experiment)
 
 
-def create_experiment_view(connection: DuckDBPyConnection, experiment: str, reserved: Set[str]) -> str:
-    """Create the view of one experiment: its variants, a column per axis, then the columns of ``scorecard``; returns the view's name.
+def experiment_view(connection: DuckDBPyConnection, experiment: str) -> str:
+    """The name of the view of ``experiment``: its own, or with ``experiment_`` before it where a table or another view has that name."""
+    builtin = connection.sql("SELECT table_name FROM duckdb_tables() UNION SELECT view_name FROM duckdb_views() WHERE internal").fetchall()
+    return prefixed("experiment", experiment, {*VIEWS, "metric", *(name for (name,) in builtin)})
 
-    The view is called as the experiment and a column as its axis, unless that is the name of a table, a view (``reserved``) or a column
-    of ``scorecard``, or begins with the prefix itself: then ``experiment_`` or ``axis_`` is put before it, so that no two names meet.
+
+def create_experiment_view(connection: DuckDBPyConnection, experiment: str) -> None:
+    """Create the view of one experiment: its variants in declared order, a column per axis, then the columns of ``scorecard``.
+
+    A column is called as its axis, or with ``axis_`` before it where ``scorecard`` has a column of that name.
     """
-    view = prefixed("experiment", experiment, reserved)
-    columns = {name for name, *_ in connection.sql("DESCRIBE scorecard").fetchall()}
     declared = connection.sql("SELECT axes FROM experiment WHERE experiment = $name", params={"name": experiment}).fetchall()
     known = "SELECT list(DISTINCT axis ORDER BY axis) FROM variant_axis WHERE experiment = $name"  # written by who declares no experiment
     axes = declared[0][0] if declared else connection.sql(known, params={"name": experiment}).fetchall()[0][0] or []
+    axes = [axis for axis in axes if _NAME.fullmatch(axis)]
+    columns = {name for name, *_ in connection.sql("DESCRIBE scorecard").fetchall()}
     names = [identifier(prefixed("axis", axis, columns)) for axis in axes]
     pivot = "".join(f", max(option) FILTER (axis = {literal(axis)}) AS {name}" for axis, name in zip(axes, names, strict=True))
+    view = experiment_view(connection, experiment)
     connection.execute(
         f"CREATE OR REPLACE VIEW {identifier(view)} AS "
         f"SELECT s.variant{''.join(f', a.{name}' for name in names)}, s.* EXCLUDE (experiment, variant) FROM scorecard AS s "
         f"LEFT JOIN (SELECT variant{pivot} FROM variant_axis WHERE experiment = {literal(experiment)} GROUP BY variant) AS a "
-        f"ON a.variant = s.variant WHERE s.experiment = {literal(experiment)}"
+        f"ON a.variant = s.variant WHERE s.experiment = {literal(experiment)} "
+        f"ORDER BY list_position((SELECT variants FROM experiment WHERE experiment = {literal(experiment)}), s.variant), s.variant"
     )
     _comment(connection, view, f"The experiment {experiment}: its axes as columns, then those of scorecard. Grain: one row per variant.")
-    return view
 
 
 def prefixed(prefix: str, name: str, taken: Set[str]) -> str:

@@ -138,6 +138,10 @@ class FactStore:
         with hold(_replace_lock(self.root, table)):  # or a compaction could take the new file for the old one that it has merged
             return _publish(frame, existing)
 
+    def exists(self, table: str, name: str) -> bool:
+        """Whether a file of that name is there. After a compaction it is not, and writing it again changes nothing (see ``latest``)."""
+        return any((month / f"{name}.parquet").exists() for month in _months(self.root / table))
+
     def read(self, table: str) -> pl.DataFrame:
         """See :func:`read`."""
         return read(self.root, table)

@@ -35,10 +35,11 @@ WITH base_option AS (
     HAVING count(*) >= 2
 )
 SELECT
-    part.experiment, part.variant, part.parts, part.parts_missing, whole.kl_mean_nats, part.kl_sum_of_parts_nats,
+    part.experiment, part.variant, part.parts, whole.kl_mean_nats, part.kl_sum_of_parts_nats,
     whole.kl_mean_nats - part.kl_sum_of_parts_nats AS kl_excess_nats,
     sqrt(whole.kl_mean_standard_error_nats ** 2 + part.kl_variance) AS kl_excess_standard_error_nats,
     whole.log_speedup, part.log_speedup_of_parts, whole.log_speedup - part.log_speedup_of_parts AS log_speedup_excess,
-    CASE WHEN whole.timing_status = 'ok' AND NOT part.all_ok THEN 'noisy' ELSE whole.timing_status END AS timing_status
+    CASE WHEN whole.timing_status = 'ok' AND NOT part.all_ok THEN 'noisy' ELSE whole.timing_status END AS timing_status,
+    part.parts_missing
 FROM part
 JOIN card AS whole ON whole.experiment = part.experiment AND whole.variant = part.variant;

@@ -50,8 +50,7 @@ WITH version AS (  -- every digest that a variant has had, as what divergences a
     FROM pair
 )
 SELECT
-    experiment, variant, suite, coalesce(protocol, suite) AS protocol, metric, seed, device, unit, value, previous_value,
-    value - previous_value AS difference, bound, CASE
+    experiment, variant, metric, CASE
         WHEN status IN ('failed', 'not_finite') THEN 'lost'
         WHEN status = 'noisy' THEN 'noisy'
         WHEN value = previous_value AND NOT digest_changed THEN 'same'
@@ -59,5 +58,6 @@ SELECT
         WHEN abs(value - previous_value) <= bound THEN CASE WHEN digest_changed THEN 'changed' ELSE 'same' END
         WHEN (better = 'lower') = (value < previous_value) THEN 'better'
         ELSE 'worse'
-    END AS flag, digest_changed, status, message, run, previous_run, measured_at, previous_measured_at
+    END AS flag, value, previous_value, value - previous_value AS difference, bound, unit, device, suite, coalesce(protocol, suite) AS protocol,
+    seed, digest_changed, status, message, run, previous_run, measured_at, previous_measured_at
 FROM bounded;

@@ -1,0 +1,93 @@
+"""What other code asks of the warehouse, as polars frames: one line each over a view. Not here: what a question means (``views/*.sql``)."""
+
+import polars as pl
+from duckdb import DuckDBPyConnection
+
+from assay.warehouse.database import experiment_view, identifier
+
+# Variants in the order in which their experiment declares them, those of an undeclared experiment by name.
+_DECLARED = "list_position((SELECT variants FROM experiment WHERE experiment = $experiment), variant), variant"
+
+
+def experiments(warehouse: DuckDBPyConnection) -> list[str]:
+    """The names of the experiments that have been declared, or have a variant."""
+    found = warehouse.sql("SELECT experiment FROM experiment UNION SELECT experiment FROM variant ORDER BY experiment")
+    return [name for (name,) in found.fetchall()]
+
+
+def experiment_table(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
+    """The variants of ``experiment`` with its axes as columns, in declared order; see ``database.create_experiment_view``.
+
+    Raises:
+        KeyError: no such experiment.
+    """
+    _must_exist(warehouse, experiment)
+    view = identifier(experiment_view(warehouse, experiment))
+    return warehouse.sql(f"FROM {view} ORDER BY {_DECLARED}", params={"experiment": experiment}).pl()
+
+
+def scorecard(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
+    """One wide row per variant, in declared order; see ``views/scorecard.sql``."""
+    return _of(warehouse, "scorecard", experiment, _DECLARED)
+
+
+def scorecard_protocol(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
+    """Which protocol and device the scorecard shows for each suite; see ``views/scorecard_protocol.sql``."""
+    return _of(warehouse, "scorecard_protocol", experiment, "suite")
+
+
+def facts(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
+    """Every fact about the variants, under every protocol and on every device; see ``views/fact.sql``."""
+    return _of(warehouse, "fact", experiment, f"{_DECLARED}, suite, protocol, metric, seed, device")
+
+
+def by_slice(warehouse: DuckDBPyConnection, experiment: str, metric: str) -> pl.DataFrame:
+    """``metric`` split by token class, language or position, without the whole; see ``views/by_slice.sql``."""
+    return warehouse.sql(
+        f"FROM by_slice WHERE experiment = $experiment AND metric = $metric AND slice_kind <> 'all' ORDER BY {_DECLARED}, slice_kind, slice",
+        params={"experiment": experiment, "metric": metric},
+    ).pl()
+
+
+def pareto(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
+    """The variants on the front of bytes and divergence, smallest first; see ``views/pareto.sql``."""
+    return _of(warehouse, "pareto", experiment, "size_bytes, kl_mean_nats, variant")
+
+
+def versus_base(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
+    """Each metric beside the base's; see ``views/versus_base.sql``."""
+    return _of(warehouse, "versus_base", experiment, f"{_DECLARED}, suite, metric")
+
+
+def interaction(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
+    """Combinations against the sum of their parts, the largest excess first; see ``views/interaction.sql``."""
+    return _of(warehouse, "interaction", experiment, "kl_excess_nats DESC NULLS LAST, variant")
+
+
+def verdicts(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
+    """Whether each budget holds, the breached first; see ``views/verdict.sql``."""
+    return _of(warehouse, "verdict", experiment, f"list_position(['breached', 'not_measured', 'holds'], verdict), {_DECLARED}, metric")
+
+
+def regression(warehouse: DuckDBPyConnection, experiment: str | None = None) -> pl.DataFrame:
+    """What changed since the last good run, the worst first; of all experiments without a name; see ``views/regression.sql``."""
+    return warehouse.sql(
+        "FROM regression WHERE $experiment IS NULL OR experiment = $experiment "
+        "ORDER BY list_position(['lost', 'worse', 'changed', 'noisy', 'better', 'same'], flag), experiment, variant, suite, metric, protocol, device, seed",
+        params={"experiment": experiment},
+    ).pl()
+
+
+def devices(warehouse: DuckDBPyConnection) -> pl.DataFrame:
+    """The machines on which timings were taken."""
+    return warehouse.sql("SELECT kind, name, cores, memory_bytes, torch_version, driver FROM device ORDER BY kind, name").pl()
+
+
+def _of(warehouse: DuckDBPyConnection, view: str, experiment: str, order: str) -> pl.DataFrame:
+    return warehouse.sql(f"FROM {view} WHERE experiment = $experiment ORDER BY {order}", params={"experiment": experiment}).pl()
+
+
+def _must_exist(warehouse: DuckDBPyConnection, experiment: str) -> None:
+    known = experiments(warehouse)
+    if experiment not in known:
+        raise KeyError(f"the warehouse has no experiment {experiment!r}; it has {', '.join(known) or 'none yet'}")
