@@ -13,6 +13,7 @@ lists them, relative to itself, in a top-level ``FINGERPRINT_FILES = ("kernel.cp
 
 import ast
 import hashlib
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ FILES = "FINGERPRINT_FILES"
 SCHEME = "1"  # part of every fingerprint: change it when the rules above change
 
 ALL = "*"
+Stamp = tuple[int, int]  # modification time in nanoseconds, size in bytes
 
 
 class FingerprintError(ValueError):
@@ -97,17 +99,25 @@ class Codebase:
     root: Path
     package: str = PACKAGE
     by_name: tuple[str, ...] = BY_NAME
-    _parsed: dict[Path, tuple[tuple[int, int], Module]] = field(default_factory=dict, repr=False)
-    _bytes: dict[Path, tuple[tuple[int, int], str]] = field(default_factory=dict, repr=False)
+    _parsed: dict[Path, tuple[Stamp, Module]] = field(default_factory=dict, repr=False)
+    _known: dict[str, tuple[dict[Path, Stamp | None], str]] = field(default_factory=dict, repr=False)
 
     def fingerprint(self, entry: str) -> str:
-        total = hashlib.sha256(f"{SCHEME}\n".encode())
+        known = self._known.get(entry)
+        if known is not None and all(_stamp(path) == stamp for path, stamp in known[0].items()):
+            return known[1]
+        total, stamps = hashlib.sha256(f"{SCHEME}\n".encode()), {}
         for module, chosen in self._follow(entry):
             statements = [module.statements[index] for index in sorted(chosen)]
             lines = sorted({each.text for each in statements if each.is_import}) + [each.text for each in statements if not each.is_import]
-            lines += [f"{name} {self._digest_of_file(module, name)}" for name in module.files]
+            for name in module.files:
+                path = self._listed_path(module, name)
+                stamps[path] = _stamp(path)
+                lines.append(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}")
             total.update("\n".join([f"module {module.name}", *lines, ""]).encode("utf-8", "surrogatepass"))
-        return total.hexdigest()
+            stamps[module.path] = self._parsed[module.path][0]
+        self._known[entry] = stamps, total.hexdigest()
+        return self._known[entry][1]
 
     def closure(self, entry: str) -> list[tuple[str, tuple[str, ...]]]:
         rows: list[tuple[str, tuple[str, ...]]] = []
@@ -179,11 +189,9 @@ class Codebase:
         path = self._path(name)
         candidates = [path / "__init__.py"] + ([path.with_name(f"{path.name}.py")] if len(parts) > 1 else [])
         for candidate in candidates:
-            try:
-                status = candidate.stat()
-            except (FileNotFoundError, NotADirectoryError):
+            stamp = _stamp(candidate)
+            if stamp is None:
                 continue
-            stamp = (status.st_mtime_ns, status.st_size)
             cached = self._parsed.get(candidate)
             if cached is None or cached[0] != stamp:
                 cached = self._parsed[candidate] = (stamp, parse(candidate, name))
@@ -194,15 +202,11 @@ class Codebase:
             f"{asked_by} needs the module {name}, but there is no {candidates[-1].relative_to(self.root)} below the repository root"
         )
 
-    def _digest_of_file(self, module: Module, name: str) -> str:
+    def _listed_path(self, module: Module, name: str) -> Path:
         path = module.path.parent / name
         if not path.resolve().is_relative_to(self.root.resolve()) or not path.is_file():
             raise FingerprintError(f"{FILES} of {module.name} lists {name!r}, which is not a file of this repository")
-        status = path.stat()
-        stamp = (status.st_mtime_ns, status.st_size)
-        if self._bytes.get(path, (None,))[0] != stamp:
-            self._bytes[path] = (stamp, hashlib.sha256(path.read_bytes()).hexdigest())
-        return self._bytes[path][1]
+        return path
 
 
 _repository = Codebase(ROOT)
@@ -331,10 +335,22 @@ def _called(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else node.func.attr if isinstance(node.func, ast.Attribute) else ""
 
 
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 (twice as fast as Path.stat)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
 def _parents(module: str) -> Iterator[str]:
     parts = module.split(".")
     for length in range(1, len(parts)):
         yield ".".join(parts[:length])
+
+
+_FIELDS: dict[type, tuple[tuple[str, str], ...]] = {}  # type of node → its fields that count, with their labels
+_NOTED = frozenset({ast.Name, ast.Global, ast.Import, ast.ImportFrom, ast.Call})
 
 
 class _Reader:
@@ -351,28 +367,34 @@ class _Reader:
         self.imports: list[Import] = []
 
     def read(self, node: object) -> None:
-        if isinstance(node, ast.AST):
+        kind, out = type(node), self.out
+        fields = _FIELDS.get(kind)
+        if fields is None:
+            if not isinstance(node, ast.AST):
+                out.append(f"{node!r},")
+                return
+            fields = _FIELDS[kind] = tuple((name, f"{name}=") for name in node._fields if name not in ("ctx", "kind", "type_comment"))
+        if kind in _NOTED:
             self._note(node)
-            self.out.append(f"{type(node).__name__}(")
-            for name in node._fields:
-                value = getattr(node, name, None)
-                if value is None or name in ("ctx", "kind", "type_comment") or (type(value) is list and not value):
-                    continue
-                self.out.append(f"{name}=")
+        out.append(f"{kind.__name__}(")
+        for name, label in fields:
+            value = getattr(node, name, None)
+            if value is None or value == []:
+                continue
+            out.append(label)
+            if type(value) is list:
+                out.append("[")
+                for each in value:
+                    if not _is_idle(each):
+                        self.read(each)
+                out.append("]")
+            else:
                 if name in ("annotation", "returns"):
                     self._note_annotation(value)
                 self.read(value)
-            self.out.append(")")
-        elif isinstance(node, list):
-            self.out.append("[")
-            for each in node:
-                if not _is_idle(each):
-                    self.read(each)
-            self.out.append("]")
-        else:
-            self.out.append(f"{node!r},")
+        out.append(")")
 
-    def _note(self, node: ast.AST) -> None:
+    def _note(self, node: object) -> None:
         if isinstance(node, ast.Name):
             self.uses.add(node.id)
         elif isinstance(node, ast.Global):

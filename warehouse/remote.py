@@ -84,17 +84,17 @@ class Remote:
         self._write(f"artifacts/{digest}/{MANIFEST}", text)
 
     def download(self, manifest: Manifest, directory: Path) -> None:
-        """Copy the files that ``manifest`` lists, and it, into ``directory``. Whether they are intact is for the caller to check.
+        """Copy the files that ``manifest`` lists, and it, into ``directory``. Whether all came, and intact, is for the caller to check.
 
         Raises:
-            RemoteError: a file is gone or cannot be read, or the manifest lists a file that no artifact may hold.
+            RemoteError: a file cannot be read, or the manifest lists a file that no artifact may hold.
         """
         for entry in manifest.files:
             if (why := refusal(entry.path)) is not None:
                 raise RemoteError(f"artifact {manifest.digest[:12]} on {self.url} lists {entry.path}, which is refused: {why}")
             target = directory / entry.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            with self._clear_errors(f"download {entry.path} of artifact {manifest.digest[:12]}"):
+            with self._clear_errors(f"download {entry.path} of artifact {manifest.digest[:12]}"), suppress(FileNotFoundError):
                 self._fs.get_file(self._at(f"artifacts/{manifest.digest}/{entry.path}"), str(target))
         write_atomic(directory / MANIFEST, manifest.model_dump_json(indent=1))
 

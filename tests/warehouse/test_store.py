@@ -327,7 +327,7 @@ def test_a_full_disk_is_said_clearly_and_leaves_nothing_half(store, wrapped):
     def build(directory: Path) -> dict:
         (directory / "a.json").write_text("1")
         try:
-            with open("/dev/full", "wb", buffering=0) as full:
+            with Path("/dev/full").open("wb", buffering=0) as full:
                 full.write(b"x")
         except OSError as error:
             if wrapped:
@@ -488,11 +488,13 @@ def test_a_file_that_fsync_did_not_see_is_not_renamed(store, monkeypatch):
     """Order on disk: every file and directory is synced before the rename makes it an artifact, and that before the entry."""
     events: list[str] = []
     real_fsync, real_rename, real_replace = os.fsync, Path.rename, Path.replace
-    monkeypatch.setattr(
-        os,
-        "fsync",
-        lambda descriptor: (events.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}"), real_fsync(descriptor))[-1],
-    )
+
+    def fsync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        events.append(f"sync {path.name}")
+        real_fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "rename", lambda self, target: (events.append("rename"), real_rename(self, target))[-1])
     monkeypatch.setattr(Path, "replace", lambda self, target: (events.append("entry"), real_replace(self, target))[-1])
     store.get_or_build(action(), writer({"a.json": "1", "sub/b.json": "2"}), kind="checkpoint")
