@@ -4,58 +4,64 @@ Here is what the YAML may say (:class:`ExperimentFile`) and what it comes to onc
 Not here: reading the YAML and judging it (``schemas/load.py``), the graph of steps (``schemas/graph.py``).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
 
-from assay.schemas.base import Base, Packaged
+from assay.schemas.base import Base, Source
 from assay.schemas.protocols import Acceptance, Bytes, Divergence, Protocol, Speed
 from assay.schemas.spec import BaseName, Name, Spec
 from assay.schemas.steps import Draft, Step
 
 LARGEST_GRID = 5_000
 
-Options = dict[Name, Name | list[Name]]
+# A name or something longer: told apart before either is tried, so that an error speaks of the form that was meant.
+NAME, OTHER = "<name>", "<other>"
+NameOrOther = Discriminator(lambda value: NAME if isinstance(value, str) else OTHER)
 
-
-class InlineBase(Spec):
-    """A base that is named in no registry."""
-
-    hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
-    revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
-    path: str | None = Field(default=None, description="a directory with a Hugging Face checkpoint; relative to the experiment file")
-    package: Packaged | None = None
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+Choice = Annotated[Annotated[Name, Tag(NAME)] | Annotated[Annotated[list[Name], Field(min_length=1)], Tag(OTHER)], NameOrOther]
+Options = Annotated[dict[Name, Choice], Field(description="axis: option, or axis: [option, option]")]
+Steps = Annotated[list[Step], Field(max_length=16, description="[{kind: ...}, ...], in order; [] is the option that does nothing")]
 
 
 class InlineDivergence(Divergence):
+    __doc__ = Divergence.__doc__
     name: Name | None = None
 
 
 class InlineBytes(Bytes):
+    __doc__ = Bytes.__doc__
     name: Name | None = None
 
 
 class InlineAcceptance(Acceptance):
+    __doc__ = Acceptance.__doc__
     name: Name | None = None
 
 
 class InlineSpeed(Speed):
+    __doc__ = Speed.__doc__
     name: Name | None = None
 
 
 InlineProtocol = Annotated[InlineDivergence | InlineBytes | InlineAcceptance | InlineSpeed, Field(discriminator="suite")]
 
 
+def strip_name(protocol: InlineProtocol) -> Protocol:
+    """The protocol itself: what it is called here is no part of how it measures."""
+    return TypeAdapter(Protocol).validate_python(protocol.model_dump(exclude={"name"}))
+
+
 class Grid(Spec):
     """Which combinations: those that some ``include`` pattern allows and no ``exclude`` pattern does. A pattern leaves free the axes it does not name."""
 
-    include: list[Options] | None = Field(default=None, description="without it: all")
-    exclude: list[Options] = []
+    include: list[Options] | None = Field(
+        default=None, max_length=1000, description="patterns; a variant needs one of them; all, if it is left out"
+    )
+    exclude: list[Options] = Field(default=[], max_length=1000, description="patterns; a variant may have none of them")
 
 
 class Budget(Spec):
@@ -63,16 +69,19 @@ class Budget(Spec):
 
     model_config = ConfigDict(validate_by_name=False, validate_by_alias=True)
 
-    metric: str
+    metric: str = Field(description="for example kl_mean_nats")
     at_most: float | None = None
     at_least: float | None = None
-    where: Options = Field(default={}, alias="for", description="axis: option, or a list of options")
+    where: Options = Field(
+        default={}, alias="for", description="the variants that it holds for, as axis: option, or axis: [option, option]"
+    )
     blocks: bool = Field(default=False, description="a breach fails the run and stops what depends on it; otherwise it is a warning")
 
     @model_validator(mode="after")
     def a_bound(self) -> "Budget":
         if (self.at_most is None) == (self.at_least is None):
-            raise ValueError("a budget has one of at_most and at_least")
+            given = "neither" if self.at_most is None else "both"
+            raise ValueError(f"a budget has one of at_most and at_least; got {given}")
         return self
 
 
@@ -80,20 +89,28 @@ class Resources(Spec):
     """What a step of this experiment needs; translated to every executor's own words."""
 
     gpu: int = Field(default=0, ge=0, le=64)
-    memory: str | None = Field(default=None, pattern=r"^[1-9][0-9]*(Mi|Gi|Ti)$", description="for example 80Gi")
+    memory: str | None = Field(default=None, pattern=r"^[1-9][0-9]*(Mi|Gi|Ti)$", description="a number and Mi, Gi or Ti, for example 80Gi")
     priority: int = Field(default=0, ge=-100, le=100)
 
 
 class ExperimentFile(Spec):
-    """An experiment as it is written."""
+    """A base, axes of named options, the grid over them, what is measured, and the bounds that it should keep."""
 
-    name: Name
+    name: Name = Field(description="also the name of its view in SQL")
     question: str = Field(default="", max_length=2000, description="what this experiment is to answer")
-    base: BaseName | InlineBase = Field(description="a name from assets/bases.yaml, or {hub, revision}, or {path}")
-    axes: dict[Name, dict[Name, list[Step]]] = Field(description="axis: {option: [steps]}; the axes become SQL columns")
-    grid: Literal["all"] | Grid = "all"
-    measure: list[Name | InlineProtocol] = Field(description="names from assets/protocols.yaml, or inline protocols")
-    budgets: list[Budget] = []
+    base: Annotated[Annotated[BaseName, Tag(NAME)] | Annotated[Source, Tag(OTHER)], NameOrOther] = Field(
+        description="a name from assets/bases.yaml, or {hub, revision}, or {path}"
+    )
+    axes: dict[Name, dict[Name, Steps]] = Field(
+        min_length=1, max_length=32, description="axis: {option: [steps]}; the axes become SQL columns"
+    )
+    grid: Annotated[Annotated[Literal["all"], Tag(NAME)] | Annotated[Grid, Tag(OTHER)], NameOrOther] = Field(
+        default="all", description="all is the product of the axes; {include: [...], exclude: [...]} keeps some of it"
+    )
+    measure: list[Annotated[Annotated[Name, Tag(NAME)] | Annotated[InlineProtocol, Tag(OTHER)], NameOrOther]] = Field(
+        min_length=1, max_length=64, description="names from assets/protocols.yaml, or protocols written out as {suite: ...}"
+    )
+    budgets: list[Budget] = Field(default=[], max_length=1000, description="bounds on metrics, checked after each run")
     seed: int = Field(default=0, ge=0, lt=2**31)
     max_variants: int = Field(default=500, ge=1, le=LARGEST_GRID, description="a larger grid is refused")
     resources: Resources = Resources()
@@ -167,8 +184,9 @@ def matches(pattern: Options, options: Mapping[str, str]) -> bool:
     return all(options.get(axis) in ([wanted] if isinstance(wanted, str) else wanted) for axis, wanted in pattern.items())
 
 
-def spelled(pattern: Options, axes: Mapping[str, Mapping[str, object]]) -> Iterator[tuple[str, ...]]:
-    """The grid points that ``pattern`` allows, in declared order."""
-    return product(
-        *([option for option in options if matches(pattern, {axis: option}) or axis not in pattern] for axis, options in axes.items())
-    )
+def allowed(pattern: Options, axes: Mapping[str, Mapping[str, object]]) -> list[list[str]]:
+    """The options that ``pattern`` allows on each axis: all of them where it names none. Their product is the points that match it."""
+    return [
+        [option for option in options if axis not in pattern or matches({axis: pattern[axis]}, {axis: option})]
+        for axis, options in axes.items()
+    ]

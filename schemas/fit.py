@@ -1,17 +1,25 @@
 """Whether an experiment can be done at all: orders of steps, widths, drafts, names, the size of the grid. Needs no model, only its shape."""
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from math import prod
 
 from assay.schemas.base import Shape
-from assay.schemas.experiment import Experiment, ExperimentFile, Options, empty_option, matches, spelled
+from assay.schemas.experiment import LARGEST_GRID, Experiment, ExperimentFile, Options, allowed, empty_option, matches
+from assay.schemas.explain import unknown
 from assay.schemas.graph import RESERVED
 from assay.schemas.protocols import METRICS, suite_of
 from assay.schemas.spec import canonical_json
 from assay.schemas.steps import RUNTIME_STEPS, Draft, PruneDepth, Quantize, Step
 from assay.schemas.yaml import Path_, Problem
 
-Points = tuple[tuple[str, ...], ...]
+Point = tuple[str, ...]
+Points = tuple[Point, ...]
+Placed = list[tuple[Path_, Step]]  # the steps of a variant, each with its place in the file
+
+RUNTIME_KINDS = frozenset(step.model_fields["kind"].default for step in RUNTIME_STEPS)
+LARGEST_PRODUCT = 20_000  # points before `exclude`; more are not even listed
+LONGEST_SLUG = 200  # characters; a slug becomes part of a file name
 
 # Columns that every experiment's view has: an axis of that name would hide one.
 COLUMNS = frozenset(
@@ -21,12 +29,12 @@ COLUMNS = frozenset(
 
 def judge(experiment: Experiment, parsed: ExperimentFile, reserved: frozenset[str]) -> tuple[list[Problem], Points]:
     """Every reason why the experiment cannot be done, and its grid points (none where the axes themselves are wrong)."""
-    problems = list(_names(experiment, reserved))
-    points, found = _grid(experiment, parsed)
-    problems += found
+    points, problems = _grid(experiment, parsed)
+    problems += _names(experiment, reserved)
     problems += _options(experiment)
+    problems += _orders(experiment, points)
     if not problems:
-        problems += _orders(experiment, points)
+        problems += _slugs(experiment, points)
     problems += _drafts(experiment)
     problems += _budgets(experiment, points)
     return problems, points
@@ -35,87 +43,82 @@ def judge(experiment: Experiment, parsed: ExperimentFile, reserved: frozenset[st
 def _names(experiment: Experiment, reserved: frozenset[str]) -> Iterator[Problem]:
     if experiment.name in reserved:
         yield Problem(("name",), f"{experiment.name!r} is a table or view of the warehouse", "choose another name: it becomes a view")
-    if not experiment.axes:
-        yield Problem(("axes",), "there are none", "give at least one axis with its options")
     owner: dict[str, str] = {}
     for axis, options in experiment.axes.items():
         if axis in COLUMNS:
             yield Problem(("axes", axis), f"{axis!r} is a column of every result table", "choose another name for the axis")
         if not options:
-            yield Problem(
-                ("axes", axis), "has no options", "give it options, each a list of steps; `none: []` is the one that does nothing"
-            )
+            remedy = "give it options, each a list of steps; `none: []` is the one that does nothing"
+            yield Problem(("axes", axis), "has no options", remedy)
         seen: dict[str, str] = {}
         for option, steps in options.items():
             path = ("axes", axis, option)
             if option in RESERVED:
-                yield Problem(path, f"the name {option!r} is taken", "choose another name for the option")
-            identity = canonical_json([step.model_dump(mode="json") for step in steps])
+                yield Problem(path, f"the name {option!r} is taken", f"choose another, for example {axis}_{option}")
+            identity = _identity(steps)
             if identity in seen:
                 yield Problem(path, f"has the same steps as {seen[identity]!r}", "keep one of them")
             seen[identity] = option
             if steps and option in owner:
-                yield Problem(
-                    path, f"the option {option!r} exists on the axis {owner[option]!r} too", f"rename one, for example {axis}_{option}"
-                )
+                message = f"the option {option!r} exists on the axis {owner[option]!r} too"
+                yield Problem(path, message, f"rename one, for example {axis}_{option}")
             if steps:
                 owner[option] = axis
 
 
 def _grid(experiment: Experiment, parsed: ExperimentFile) -> tuple[Points, list[Problem]]:
     axes, problems = experiment.axes, []
-    if not axes or not all(axes.values()):
+    if not all(axes.values()):
         return (), problems
     include: list[Options] = [{}]
     exclude: list[Options] = []
     if parsed.grid != "all":
-        for key, patterns in (("include", parsed.grid.include or []), ("exclude", parsed.grid.exclude)):
-            for index, pattern in enumerate(patterns):
-                problems += _pattern(experiment, ("grid", key, index), pattern)
         include = [{}] if parsed.grid.include is None else parsed.grid.include
         exclude = parsed.grid.exclude
+        for key, patterns in (("include", parsed.grid.include or []), ("exclude", exclude)):
+            for index, pattern in enumerate(patterns):
+                problems += _pattern(experiment, ("grid", key, index), pattern)
     if problems:
         return (), problems
-    asked = sum(prod(sum(axis not in p or matches(p, {axis: o}) for o in options) for axis, options in axes.items()) for p in include)
-    if asked > parsed.max_variants:
+    choices = [allowed(pattern, axes) for pattern in include]
+    asked = sum(prod(map(len, choice)) for choice in choices)
+    kept: set[Point] = set()
+    if asked <= LARGEST_PRODUCT:
+        every = (point for choice in choices for point in product(*choice))
+        kept = {point for point in every if not any(matches(pattern, dict(zip(axes, point, strict=True))) for pattern in exclude)}
+    if asked > LARGEST_PRODUCT or len(kept) > parsed.max_variants:
         sizes = " × ".join(str(len(options)) for options in axes.values())
-        return (), [Problem(("grid",), f"the grid has {asked:,} variants ({sizes}), more than max_variants = {parsed.max_variants:,}",
-                            "narrow it with grid: {include: [...]}, or raise max_variants (at most 5,000)")]  # fmt: skip
-    kept: dict[tuple[str, ...], None] = {}
-    for pattern in include:
-        for point in spelled(pattern, axes):
-            if not any(matches(each, dict(zip(axes, point, strict=True))) for each in exclude):
-                kept[point] = None
+        message = f"the grid has {len(kept) or asked:,} variants (axes: {sizes}), more than max_variants = {parsed.max_variants:,}"
+        remedy = f"narrow it with grid: {{include: [...]}}, or raise max_variants (at most {LARGEST_GRID:,})"
+        return (), [Problem(("axes" if parsed.grid == "all" else "grid",), message, remedy)]
     if not kept:
         return (), [Problem(("grid",), "no variant is left", "loosen include or exclude")]
-    everything = {point: index for index, point in enumerate(kept)}
-    return tuple(
-        sorted(
-            kept, key=lambda point: [list(options).index(o) for o, options in zip(point, axes.values(), strict=True)] or everything[point]
-        )
-    ), []
+    ranks = [{option: rank for rank, option in enumerate(options)} for options in axes.values()]
+    return tuple(sorted(kept, key=lambda point: [rank[option] for rank, option in zip(ranks, point, strict=True)])), []
 
 
 def _pattern(experiment: Experiment, path: Path_, pattern: Mapping[str, str | list[str]]) -> Iterator[Problem]:
     for axis, wanted in pattern.items():
         if axis not in experiment.axes:
-            yield Problem((*path, axis), f"no axis is named {axis!r}", f"there are {', '.join(experiment.axes)}")
+            yield Problem((*path, axis), *unknown("axis", axis, experiment.axes))
             continue
         for option in [wanted] if isinstance(wanted, str) else wanted:
             if option not in experiment.axes[axis]:
-                yield Problem((*path, axis), f"the axis {axis!r} has no option {option!r}", f"it has {', '.join(experiment.axes[axis])}")
+                yield Problem((*path, axis), *unknown(f"option of {axis}", option, experiment.axes[axis]))
 
 
 def _options(experiment: Experiment) -> Iterator[Problem]:
     """Each step against the shape of the base."""
     shape = experiment.base.shape
+    if shape is None:
+        return
     for axis, options in experiment.axes.items():
         for option, steps in options.items():
             for index, step in enumerate(steps):
                 path = ("axes", axis, option, index)
-                if isinstance(step, Quantize) and shape is not None:
+                if isinstance(step, Quantize):
                     yield from _widths(path, step, shape)
-                if isinstance(step, PruneDepth) and shape is not None and step.layers >= shape.layers:
+                if isinstance(step, PruneDepth) and step.layers >= shape.layers:
                     yield Problem((*path, "layers"), f"removes {step.layers} of the {shape.layers} layers", f"at most {shape.layers - 1}")
 
 
@@ -125,150 +128,170 @@ def _widths(path: Path_, step: Quantize, shape: Shape) -> Iterator[Problem]:
         "o_proj": shape.heads * shape.head_dim,
         "down_proj": shape.intermediate_size,
     }
-    if step.group_size != -1:
-        bad = [f"{columns} columns of {name}" for name, columns in widths.items() if columns % step.group_size]
-        if bad:
-            fitting = [size for size in (32, 64, 128, 256, 512) if all(columns % size == 0 for columns in widths.values())]
-            yield Problem((*path, "group_size"), f"{step.group_size} does not divide the {bad[0]}",
-                          f"{' or '.join(map(str, fitting)) or 'none of the usual sizes'} would, and -1 is one group a row")  # fmt: skip
+    uneven = [f"{columns} columns of {name}" for name, columns in widths.items() if columns % step.group_size]  # -1 divides all
+    if uneven:
+        fitting = [str(size) for size in (32, 64, 128, 256, 512) if not any(columns % size for columns in widths.values())]
+        remedy = f"{' or '.join(fitting) or 'none of the usual sizes'} would, and -1 is one group a row"
+        yield Problem((*path, "group_size"), f"{step.group_size} does not divide the {uneven[0]}", remedy)
     if shape.tied and step.head == "quantize" and step.embeddings == "skip":
-        yield Problem(
-            (*path, "head"), "the head of this base is its embedding, which is skipped", "say embeddings: quantize too, or head: untie"
-        )
+        message = "the head of this base is its embedding, which is skipped"
+        yield Problem((*path, "head"), message, "say embeddings: quantize too, or head: untie")
     if shape.tied and step.embeddings == "quantize" and step.head == "skip":
-        yield Problem(
-            (*path, "embeddings"), "the embedding of this base is its head, which is skipped", "say head: quantize too, or head: untie"
-        )
+        message = "the embedding of this base is its head, which is skipped"
+        yield Problem((*path, "embeddings"), message, "say head: quantize too, or head: untie")
     if not shape.tied and step.head == "untie":
         yield Problem((*path, "head"), "the head of this base is not tied", "say head: quantize")
 
 
+# --- the order of steps in a variant ---------------------------------------------------------------------------------------------------------
+
+
+def _placed(experiment: Experiment, point: Point) -> Placed:
+    chosen = zip(experiment.axes, point, strict=True)
+    return [(("axes", axis, option, index), step) for axis, option in chosen for index, step in enumerate(experiment.axes[axis][option])]
+
+
 def _orders(experiment: Experiment, points: Points) -> list[Problem]:
-    """The order of steps in every variant; each offending pair of places is told once."""
-    found: dict[tuple[Path_, str], Problem] = {}
-    same: dict[str, str] = {}
-    layers = experiment.base.shape.layers if experiment.base.shape else None
+    """What is impossible in the order of a variant's steps, once a place, however many variants have it."""
+    found: dict[Path_, Problem] = {}
     for point in points:
-        placed: list[tuple[Path_, Step]] = []
-        for axis, option in zip(experiment.axes, point, strict=True):
-            placed += [(("axes", axis, option, index), step) for index, step in enumerate(experiment.axes[axis][option])]
-        left = layers
-        for position, (path, step) in enumerate(placed):
-            before = [earlier for _, earlier in placed[:position]]
-            problem = _order(path, step, before)
-            if isinstance(step, PruneDepth) and left is not None:
-                left -= step.layers
-                if left < 1 and problem is None:
-                    problem = Problem(
-                        (*path, "layers"), f"with the steps before it, removes {layers - left} of the {layers} layers", "remove fewer"
-                    )  # type: ignore[operator]
-            if problem:
-                found.setdefault((problem.path, problem.message), problem)
-        slug = "__".join(point)
-        identity = canonical_json([step.model_dump(mode="json") for _, step in placed])
-        if identity in same:
-            problem = Problem(("grid",), f"the variants {same[identity]} and {slug} have the same steps", "exclude one of them")
-            found.setdefault((problem.path, problem.message), problem)
-        same.setdefault(identity, slug)
+        for problem in _order(experiment, _placed(experiment, point)):
+            found.setdefault(problem.path, problem)
     return list(found.values())
 
 
-def _order(path: Path_, step: Step, before: list[Step]) -> Problem | None:
-    kinds = [earlier.kind for earlier in before]
-    if "draft" in kinds:
+def _order(experiment: Experiment, placed: Placed) -> Iterator[Problem]:
+    layers = experiment.base.shape.layers if experiment.base.shape else None
+    removed = 0
+    before: list[str] = []
+    for path, step in placed:
+        problem = _after(path, step, before)
+        before.append(step.kind)
+        if isinstance(step, PruneDepth) and layers is not None and step.layers < layers:
+            removed += step.layers
+            if removed >= layers and problem is None:
+                message = f"removes {removed} of the {layers} layers with the steps before it"
+                problem = Problem((*path, "layers"), message, f"at most {layers - 1} together, or exclude the combination from the grid")
+        if problem:
+            yield problem
+
+
+def _after(path: Path_, step: Step, before: list[str]) -> Problem | None:
+    """What is wrong with ``step`` after steps of the kinds ``before``."""
+    if "draft" in before:
         what = "a second draft" if isinstance(step, Draft) else f"{step.kind} after a draft"
-        return Problem(
-            path,
-            f"{what}: a draft speculates for the variant before it, so it comes last",
-            "move the draft's axis to the end; one draft a variant",
+        remedy = "one draft a variant, on the last axis"
+        return Problem(path, f"{what}, but a draft speculates for what is before it", remedy)
+    if isinstance(step, RUNTIME_STEPS):
+        return (
+            Problem(path, f"a second {step.kind} step in one variant", "keep one, or exclude the combination")
+            if step.kind in before
+            else None
         )
-    if not isinstance(step, RUNTIME_STEPS):
-        runtime = [earlier.kind for earlier in before if isinstance(earlier, RUNTIME_STEPS)]
-        if runtime:
-            return Problem(
-                path,
-                f"{step.kind} after {runtime[0]}: weights are changed before it is said how they run",
-                f"move the axis of {runtime[0]} behind it",
-            )
-        if "quantize" in kinds:
-            return Problem(path, f"{step.kind} after quantize: codes cannot be {'quantized again' if step.kind == 'quantize' else 'pruned'}",
-                           "one quantize, as the last weight step")  # fmt: skip
-    elif step.kind in kinds:
-        return Problem(path, f"a second {step.kind} step", "one a variant")
+    runtime = next((kind for kind in before if kind in RUNTIME_KINDS), None)
+    if runtime:
+        message = f"{step.kind} after {runtime}, but weights are changed before it is said how they run"
+        return Problem(path, message, f"move the axis of {step.kind} before that of {runtime}")
+    if "quantize" in before:
+        what = "a second quantize step" if isinstance(step, Quantize) else f"{step.kind} after quantize"
+        return Problem(path, f"{what}, but integer codes are not changed again", "one quantize step, as the last that changes weights")
     return None
+
+
+def _slugs(experiment: Experiment, points: Points) -> Iterator[Problem]:
+    """A variant whose name is too long, or that has two names."""
+    longest = max(("__".join(point) for point in points), key=len, default="")
+    if len(longest) > LONGEST_SLUG:
+        message = f"the variant {longest[:40]}… has a name of {len(longest)} characters, joined from its options"
+        yield Problem(("axes",), message, f"shorten the names of the options: at most {LONGEST_SLUG} together")
+    slugs: dict[str, list[str]] = {}
+    for point in points:
+        slugs.setdefault(_identity(tuple(step for _, step in _placed(experiment, point))), []).append("__".join(point))
+    same = [names for names in slugs.values() if len(names) > 1]
+    if same:
+        others = f" (and {len(same) - 1} more such groups)" if len(same) > 1 else ""
+        yield Problem(("axes",), f"the variants {' and '.join(same[0][:4])} have the same steps{others}", "exclude all but one of each")
+
+
+def _identity(steps: tuple[Step, ...]) -> str:
+    return canonical_json([step.model_dump(mode="json") for step in steps])
+
+
+# --- drafts and budgets ----------------------------------------------------------------------------------------------------------------------
 
 
 def _drafts(experiment: Experiment) -> Iterator[Problem]:
     for axis, options in experiment.axes.items():
         for option, steps in options.items():
             for index, step in enumerate(steps):
-                if not isinstance(step, Draft) or step.method != "variant":
-                    continue
-                path = ("axes", axis, option, index)
-                if step.base is not None:
-                    other = experiment.draft_bases.get(step.base)
-                    mine = experiment.base.shape
-                    if other and other.shape and mine and other.shape.vocab_size != mine.vocab_size:
-                        yield Problem((*path, "base"), f"{step.base} has {other.shape.vocab_size:,} tokens, {experiment.base.name} has {mine.vocab_size:,}",
-                                      "a draft needs the vocabulary of its target")  # fmt: skip
-                    continue
-                named = dict(step.variant or {})
-                bad = list(_pattern(experiment, (*path, "variant"), named))
-                yield from bad
-                if bad:
-                    continue
-                try:
-                    chosen = {each: named.get(each) or empty_option(opts) for each, opts in experiment.axes.items()}
-                except KeyError:
-                    yield Problem(
-                        (*path, "variant"),
-                        "leaves out an axis whose options all have steps",
-                        f"name an option of each of {', '.join(experiment.axes)}",
-                    )
-                    continue
-                chain = _draft_chain(experiment, chosen, (axis, option))
-                if chain:
-                    what = "a cycle of drafts" if chain[-1] == option else "the draft has a draft of its own"
-                    yield Problem((*path, "variant"), f"{what}: {' → '.join([option, *chain])}", "a draft is a variant without a draft")
-                    continue
-                flat = [each for axis_, option_ in chosen.items() for each in experiment.axes[axis_][option_]]
-                if any(problem for n, each in enumerate(flat) if (problem := _order(path, each, flat[:n]))):
-                    yield Problem(
-                        (*path, "variant"),
-                        "the variant that it names has its steps in an impossible order",
-                        "name one that could stand in the grid",
-                    )
+                if isinstance(step, Draft) and step.variant is not None:
+                    yield from _draft_variant(experiment, ("axes", axis, option, index, "variant"), (axis, option), step.variant)
+                elif isinstance(step, Draft) and step.base is not None:
+                    yield from _draft_base(experiment, ("axes", axis, option, index, "base"), step.base)
 
 
-def _draft_chain(experiment: Experiment, chosen: dict[str, str], start: tuple[str, str]) -> list[str]:
+def _draft_base(experiment: Experiment, path: Path_, name: str) -> Iterator[Problem]:
+    other = experiment.draft_bases[name].shape if name in experiment.draft_bases else None
+    mine = experiment.base.shape
+    if other and mine and other.vocab_size != mine.vocab_size:
+        message = f"{name} has a vocabulary of {other.vocab_size:,}, its target {experiment.base.name} one of {mine.vocab_size:,}"
+        yield Problem(path, message, "name a base with the vocabulary of the target, or use method: ngram")
+
+
+def _draft_variant(experiment: Experiment, path: Path_, start: tuple[str, str], named: Mapping[str, str]) -> Iterator[Problem]:
+    bad = list(_pattern(experiment, path, named))
+    if bad:
+        yield from bad
+        return
+    chosen = _chosen(experiment, named)
+    if chosen is None:
+        full = next(axis for axis, options in experiment.axes.items() if axis not in named and all(options.values()))
+        if experiment.axes[full]:  # else it has a problem of its own
+            remedy = f"name one of {', '.join(experiment.axes[full])}"
+            yield Problem(path, f"leaves out the axis {full!r}, whose options all have steps", remedy)
+        return
+    chain = _draft_chain(experiment, chosen, start)
+    if chain:
+        what = "is a cycle of drafts" if chain[-1] in (start[1], *chain[:-1]) else "names a draft that has a draft of its own"
+        yield Problem(path, f"{what}: {' → '.join([start[1], *chain])}", "name a variant without a draft")
+        return
+    problem = next(_order(experiment, _placed(experiment, tuple(chosen[axis] for axis in experiment.axes))), None)
+    if problem:
+        yield Problem(path, f"names a variant that cannot be: {problem.message}", problem.remedy)
+
+
+def _chosen(experiment: Experiment, named: Mapping[str, str]) -> dict[str, str] | None:
+    """The option on each axis, the empty one where none is named; None where there is no such variant."""
+    try:
+        chosen = {axis: named.get(axis) or empty_option(options) for axis, options in experiment.axes.items()}
+    except KeyError:
+        return None
+    return chosen if all(option in experiment.axes[axis] for axis, option in chosen.items()) else None
+
+
+def _draft_chain(experiment: Experiment, chosen: dict[str, str] | None, start: tuple[str, str]) -> list[str]:
     """The options by which a draft leads to further drafts, up to the first that comes again."""
     chain: list[str] = []
-    while True:
-        following = [(axis, option) for axis, option in chosen.items() for step in experiment.axes[axis][option] if isinstance(step, Draft)]
-        if not following:
-            return chain
-        axis, option = following[0]
+    while chosen is not None:
+        found = ((axis, option, step) for axis, option in chosen.items() for step in experiment.axes[axis][option])
+        axis, option, step = next(((a, o, s) for a, o, s in found if isinstance(s, Draft)), (None, "", None))
+        if step is None:
+            break
         chain.append(option)
-        step = next(step for step in experiment.axes[axis][option] if isinstance(step, Draft))
         if (axis, option) == start or option in chain[:-1] or step.variant is None:
-            return chain
-        try:
-            chosen = {each: step.variant.get(each) or empty_option(options) for each, options in experiment.axes.items()}
-        except KeyError:
-            return chain
-        if any(chosen[each] not in experiment.axes[each] for each in chosen):
-            return chain
+            break
+        chosen = _chosen(experiment, step.variant)
+    return chain
 
 
 def _budgets(experiment: Experiment, points: Points) -> Iterator[Problem]:
     suites = {protocol.suite for protocol in experiment.protocols.values()}
+    metrics = [metric for suite in METRICS.values() for metric in suite]
     for index, budget in enumerate(experiment.budgets):
         path = ("budgets", index)
         suite = suite_of(budget.metric)
         if suite is None:
-            yield Problem(
-                (*path, "metric"), f"no metric is named {budget.metric!r}", f"there are {', '.join(m for s in METRICS.values() for m in s)}"
-            )
+            yield Problem((*path, "metric"), *unknown("metric", budget.metric, metrics))
         elif suite not in suites and experiment.protocols:
             yield Problem(
                 (*path, "metric"), f"{budget.metric} comes from the suite {suite!r}, which is not measured", f"add {suite} to measure"
@@ -276,4 +299,4 @@ def _budgets(experiment: Experiment, points: Points) -> Iterator[Problem]:
         bad = list(_pattern(experiment, (*path, "for"), budget.where))
         yield from bad
         if not bad and points and not any(matches(budget.where, dict(zip(experiment.axes, point, strict=True))) for point in points):
-            yield Problem((*path, "for"), "selects no variant of the grid", "loosen it")
+            yield Problem((*path, "for"), "selects no variant of the grid", "loosen it, or add the variants to the grid")

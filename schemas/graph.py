@@ -14,7 +14,8 @@ from assay.schemas.spec import canonical_json
 from assay.schemas.steps import RUNTIME_STEPS, Draft, Step
 
 BASE = "base"
-RESERVED = frozenset({BASE, "facts", "reference", "report", "draft_base"})  # first or last parts of keys that no option may take
+DRAFT_BASE = "draft_base"
+RESERVED = frozenset({BASE, DRAFT_BASE, "facts", "reference", "report"})  # first or last parts of keys that no option may take
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,12 @@ def build_graph(experiment: Experiment) -> Graph:
     variants = [*experiment.variants, *(found for each in experiment.variants if (found := draft_variant(experiment, each)))]
     names = _names(experiment, variants)
     nodes: dict[str, Node] = {_identity(()): Node((BASE,), (), base=experiment.base)}
-    for name, base in experiment.draft_bases.items():
-        nodes[f"draft_base {name}"] = Node(("draft_base", re.sub("[^a-z0-9]", "_", name)), (), base=base)
+
+    def draft_base(name: str) -> Node:
+        path = (DRAFT_BASE, re.sub("[^a-z0-9]", "_", name))
+        while any(node.path == path and node.base != experiment.draft_bases[name] for node in nodes.values()):
+            path = (DRAFT_BASE, path[1] + "x")
+        return nodes.setdefault(f"{DRAFT_BASE} {name}", Node(path, (), base=experiment.draft_bases[name]))
 
     def node_of(variant: Variant, upto: int) -> Node:
         steps = variant.steps[:upto]
@@ -78,7 +83,7 @@ def build_graph(experiment: Experiment) -> Graph:
             parent, step, draft = node_of(variant, upto - 1), steps[-1], None
             if isinstance(step, Draft) and step.method == "variant":
                 other = draft_variant(experiment, variant)
-                draft = node_of(other, len(other.steps)) if other else nodes[f"draft_base {step.base}"]
+                draft = node_of(other, len(other.steps)) if other else draft_base(str(step.base))
             nodes[identity] = Node(names[identity], steps, parent, draft)
         return nodes[identity]
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from assay.schemas.spec import Spec
 from assay.schemas.steps import Text
@@ -26,12 +26,18 @@ class Divergence(Spec):
     batch: int = Field(default=4, ge=1, le=1024, description="windows per forward")
     dtype: Dtype = "float32"
 
+    @field_validator("stride")
+    @classmethod
+    def within_the_window(cls, stride: int | None, info: ValidationInfo) -> int | None:
+        window = info.data.get("window")
+        if stride is not None and window is not None and stride >= window:
+            raise ValueError(f"got {stride}; expected less than window = {window}, or the first token of a window is never scored")
+        return stride
+
     @model_validator(mode="after")
-    def strides(self) -> "Divergence":
+    def every_target_once(self) -> "Divergence":
         if self.stride is None:
             object.__setattr__(self, "stride", self.window - 1)
-        elif self.stride >= self.window:
-            raise ValueError(f"stride={self.stride} must be below window={self.window}, or the first token of a window is never scored")
         return self
 
 

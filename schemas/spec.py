@@ -13,6 +13,10 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(_[a-z0-9]+)*$", max
 BaseName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$", max_length=96)]
 
 
+HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)]
+Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]  # a branch or a tag would move
+
+
 class Spec(BaseModel):
     """Immutable and closed: a misspelt field is an error, never a default; NaN and infinity are refused."""
 

@@ -5,9 +5,9 @@
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from assay.schemas.spec import BaseName, Name, Spec
+from assay.schemas.spec import BaseName, Commit, HubId, Name, Spec
 
 
 class Text(Spec):
@@ -15,9 +15,9 @@ class Text(Spec):
 
     name: Name | None = Field(default=None, description="a packaged text: wikipedia, wikipedia_train, essays, mathematics")
     path: str | None = Field(default=None, description="a .txt or .jsonl file; relative to the experiment file")
-    hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$", description="a hub data set, with revision, file and column")
-    revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
-    file: str | None = None
+    hub: HubId | None = Field(default=None, description="a hub data set, org/name, with revision, file and column")
+    revision: Commit | None = Field(default=None, description="a commit of 40 hexadecimal digits")
+    file: str | None = Field(default=None, description="a parquet file of the hub data set")
     column: str = "text"
 
     @model_validator(mode="after")
@@ -60,11 +60,12 @@ class Quantize(Spec):
         default="skip", description="the output head; of a tied head, `quantize` needs embeddings: quantize, `untie` quantizes a copy"
     )
 
-    @model_validator(mode="after")
-    def possible(self) -> "Quantize":
-        if self.group_size != -1 and not 8 <= self.group_size <= 65_536:
-            raise ValueError(f"group_size is -1 (one group a row) or between 8 and 65536; got {self.group_size}")
-        return self
+    @field_validator("group_size")
+    @classmethod
+    def possible(cls, size: int) -> int:
+        if size != -1 and not 8 <= size <= 65_536:
+            raise ValueError(f"got {size}; expected a whole number from 8 to 65,536, or -1, which is one group a row")
+        return size
 
 
 class Kv(Spec):
@@ -95,7 +96,7 @@ class Draft(Spec):
                 object.__setattr__(self, "ngram", 3)
         else:
             if self.ngram is not None:
-                raise ValueError("ngram is for method: ngram")
+                raise ValueError("method: variant takes no ngram; leave it out, or use method: ngram")
             if (self.variant is None) == (self.base is None):
                 raise ValueError("method: variant needs one of variant (axis: option) and base (a name)")
         return self
