@@ -59,7 +59,7 @@ def build(
     return dg.Definitions(
         assets=[*assets, *build_reports(bench, graphs)],
         jobs=[everything, *jobs],
-        schedules=[nightly(bench, graphs, everything, on=nightly_on)],
+        schedules=[nightly(bench, graphs, everything.name, on=nightly_on)],
         executor=executor(executor_name),
     )
 

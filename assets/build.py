@@ -69,8 +69,8 @@ class Builder:
             _asked(self.ledger.reference(protocol), self.ledger.graph.base), make, kind="reference"
         )
 
-    def measurement(self, node: Node, name: str, *, run: str, anew: bool = False) -> Built:
-        """The protocol ``name`` on what ends at ``node``; ``anew`` measures a timing again although there is one."""
+    def measurement(self, node: Node, name: str, *, run: str, anew: bool = False) -> tuple[str, Built]:
+        """The protocol ``name`` on what ends at ``node``, and the key of its action; ``anew`` measures a timing again although there is one."""
         protocol = self.ledger.experiment.protocols[name]
         self.node(node)
         reference = self.reference(protocol) if isinstance(protocol, Divergence) else None
@@ -87,7 +87,7 @@ class Builder:
                 (out / f"{picture}.png").write_bytes(data)
             return {"headline": headline(told["metrics"])}
 
-        return self.ledger.workspace.store.get_or_build(action, make, kind=protocol.suite)
+        return action.key, self.ledger.workspace.store.get_or_build(action, make, kind=protocol.suite)
 
     def _subject(self, node: Node, protocol: Protocol) -> Any:
         from assay.ops.measure import Subject

@@ -133,8 +133,8 @@ def built_metadata(workspace: Workspace, built: Built) -> dict[str, Any]:
     }
     if built.reason:
         told["why_built"] = built.reason
-    if "scores" in summary and "removed_layers" in summary:
+    if "scores" in summary and "removed" in summary:
         from assay.ops.evaluate.plots import layer_curve_png
 
-        told["layers"] = inline(layer_curve_png(summary["scores"], summary["removed_layers"]))
+        told["layers"] = inline(layer_curve_png(summary["scores"], summary["removed"]))
     return told

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 import typer
@@ -171,7 +171,9 @@ def report(experiment: ExperimentArgument) -> None:
 @app.command()
 def sql(
     query: Annotated[str | None, typer.Argument(help="A query; without one a prompt opens.")] = None,
-    format: Annotated[str, typer.Option("--format", "-f", help="table, csv, json or markdown.")] = "table",
+    format: Annotated[
+        Literal["table", "csv", "json", "markdown"], typer.Option("--format", "-f", help="table, csv, json or markdown.")
+    ] = "table",
 ) -> None:
     """Query the facts: one query, or a prompt with completion. Read-only, and open to use while a run writes."""
     from assay.warehouse.database import connect

@@ -122,9 +122,7 @@ _versions = cache(numerics_versions)
 
 
 def _kind(base: Base) -> str:
-    return (
-        "hub" if base.hub else "directory" if base.path else "gguf" if base.package and base.package.file.endswith(".gguf") else "package"
-    )
+    return "hub" if base.hub else "path" if base.path else "package"
 
 
 def _source(base: Base) -> dict[str, Any]:
@@ -136,12 +134,14 @@ def _source(base: Base) -> dict[str, Any]:
         recorded = [str(file.hash.value) for file in files if file.hash and str(file).endswith(base.package.file)]
         return {"package": base.package.model_dump(), "sha256": recorded, "dtype": base.dtype}
     assert base.path is not None
-    return {"files": directory_digests(Path(base.path)), "dtype": base.dtype}
+    return {"files": file_digests(Path(base.path)), "dtype": base.dtype}
 
 
-def directory_digests(directory: Path) -> dict[str, str]:
-    """sha256 of every file that a checkpoint of ``directory`` is read from, by name; kept while size and time stay the same."""
-    wanted = sorted(file for pattern in ("*.safetensors", "*.json", "*.model", "*.txt") for file in directory.glob(pattern))
+def file_digests(path: Path) -> dict[str, str]:
+    """sha256 of a GGUF file, or of every file that the checkpoint in a directory is read from, by name."""
+    wanted = (
+        [path] if path.is_file() else sorted(file for kind in ("*.safetensors", "*.json", "*.model", "*.txt") for file in path.glob(kind))
+    )
     return {file.name: _sha256(file, file.stat().st_size, file.stat().st_mtime_ns) for file in wanted}
 
 

@@ -64,12 +64,12 @@ def _facts(workspace: Workspace, graph: Graph, variant: Variant, names: list[str
                 if keys[name] not in context.selected_asset_keys:
                     continue
                 try:
-                    built = builder.measurement(node, name, run=context.run_id, anew=timing and RETIME in context.run.tags)
+                    key, built = builder.measurement(node, name, run=context.run_id, anew=timing and RETIME in context.run.tags)
                 except Exception as error:  # the other suites of this variant still have their facts
                     recorder.failure(node, name, context.run_id, error)
                     failures.append((name, error))
                     continue
-                rows = recorder.measurement(node, name, workspace.store.manifest(built.digest))
+                rows = recorder.measurement(node, name, key, built.digest)
                 found = [_verdict(check, budget, rows) for check, budget in checks[name].values() if check.key in wanted_checks]
                 yield dg.MaterializeResult(
                     asset_key=keys[name], metadata={**built_metadata(workspace, built), **_shown(built.path, rows)},

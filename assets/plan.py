@@ -60,13 +60,19 @@ def _items(ledger: Ledger) -> Iterator[Item]:
             action = ledger.reference(protocol)
             yield Item(labels.reference_key(experiment, name), "reference", graph.base, name, ledger.has(action) if action else None,
                        history.seconds("reference", action, guess(protocol, experiment.base.shape)))  # fmt: skip
+    shared: set[tuple[str, tuple[str, ...]]] = set()
     for variant in experiment.variants:
         node = graph.ends[variant.slug]
         for name in measured(graph, variant):
             protocol = experiment.protocols[name]
             action = ledger.measurement(node, protocol)
-            yield Item(labels.facts_key(experiment, node, name), protocol.suite, node, name, ledger.has(action) if action else None,
-                       history.seconds(protocol.suite, action, guess(protocol, experiment.base.shape, draft=variant.draft is not None)), variant)  # fmt: skip
+            subject = (name, (node.target if isinstance(protocol, Divergence) else node).path)
+            seconds = 0.0  # a draft does not change the distribution, so its divergence is that of its target
+            if subject not in shared:
+                seconds = history.seconds(protocol.suite, action, guess(protocol, experiment.base.shape, draft=variant.draft is not None))
+            shared.add(subject)
+            digest = ledger.has(action) if action else None
+            yield Item(labels.facts_key(experiment, node, name), protocol.suite, node, name, digest, seconds, variant)
 
 
 class History:

@@ -24,7 +24,6 @@ from assay.schemas.facts import (
     VariantRow,
 )
 from assay.schemas.graph import Node
-from assay.schemas.manifest import Manifest
 from assay.schemas.protocols import TIMED_SUITES, Protocol
 from assay.schemas.spec import canonical_json, digest_of
 from assay.warehouse.devices import device_row
@@ -94,13 +93,13 @@ class Recorder:
         if axes:
             self._once("variant_axis", f"{experiment}-{digest_of([axis.model_dump() for axis in axes])[:24]}", axes)
 
-    def measurement(self, node: Node, name: str, manifest: Manifest, *, key: str | None = None) -> list[Measurement]:
-        """The facts of a measured artifact, in files called ``key`` (that of its action where another action came to the same artifact)."""
+    def measurement(self, node: Node, name: str, key: str, digest: str) -> list[Measurement]:
+        """The facts of a measured artifact, in files called by the ``key`` of the action: two actions may come to one artifact."""
         protocol = self.ledger.experiment.protocols[name]
-        result = json.loads((self.store.path(manifest.digest) / RESULT).read_text())
+        manifest = self.store.manifest(digest)
+        result = json.loads((self.store.path(digest) / RESULT).read_text())
         common = self._common(node, protocol, result["run"], manifest.built_at)
         rows = [Measurement.model_validate({**common, **metric}) for metric in result["metrics"]]
-        key = key or manifest.action.key
         if protocol.suite in TIMED_SUITES:
             self._once("device", device_row().device_digest, [device_row()])
         items = [

@@ -13,8 +13,10 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Experiment
 from assay.warehouse.database import connect
+from assay.warehouse.prompt import shown as plain
 from assay.warehouse.reads import by_slice, devices, experiment_table, interaction, verdicts
 
+SLICED = ("kl_mean_nats", "acceptance_rate")
 PAGE = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
 
 
@@ -30,7 +32,7 @@ def write_report(workspace: Workspace, experiment: Experiment) -> Path:
         picture=base64.b64encode(frontier(table)).decode() if table.height else "",
         verdicts=cells(verdicts(connection, experiment=experiment.name)),
         interaction=cells(interaction(connection, experiment=experiment.name)),
-        slices=cells(by_slice(connection, experiment=experiment.name)),
+        slices=cells(pl.concat([by_slice(connection, experiment.name, metric) for metric in SLICED])),
         devices=cells(devices(connection)),
         protocols={
             name: json.dumps(protocol.model_dump(mode="json", exclude_none=True), indent=1)
@@ -51,12 +53,12 @@ def frontier(table: pl.DataFrame) -> bytes:
     from assay.ops.evaluate.plots import frontier_png
 
     wanted = table.filter(pl.col("size_bytes").is_not_null() & pl.col("kl_mean_nats").is_not_null())
-    return frontier_png(wanted.select("variant", "size_bytes", "kl_mean_nats").to_dicts())
+    return frontier_png(wanted.select(pl.col("variant").alias("label"), "size_bytes", "kl_mean_nats").to_dicts())
 
 
 def cells(table: pl.DataFrame) -> dict[str, Any]:
-    """Columns, their alignment and every value as text; columns that are empty throughout are left out."""
-    kept = [name for name in table.columns if table[name].null_count() < table.height]
+    """Columns, their alignment and every value as text; columns that are empty throughout, and digests, are left out."""
+    kept = [name for name in table.columns if table[name].null_count() < table.height and not name.endswith("_digest")]
     return {
         "columns": [(name.replace("_", " "), table[name].dtype.is_numeric()) for name in kept],
         "rows": [[shown(name, value) for name, value in zip(kept, row, strict=True)] for row in table.select(kept).iter_rows()],
@@ -64,14 +66,10 @@ def cells(table: pl.DataFrame) -> dict[str, Any]:
 
 
 def shown(column: str, value: Any) -> str:
-    """A value as a person reads it: bytes in MiB, four significant digits, a dash for nothing."""
-    if value is None:
-        return "—"
-    if column.endswith("_bytes") and isinstance(value, int | float):
-        return f"{value / 2**20:,.1f} MiB" if value >= 2**20 else f"{value:,.0f} B"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-    return str(value)
+    """A value as a person reads it; sizes in MiB."""
+    if column.endswith("size_bytes") and isinstance(value, int | float) and value >= 2**20:
+        return f"{value / 2**20:,.1f} MiB"
+    return str(value.date()) if isinstance(value, datetime) else plain(value)
 
 
 def markdown_table(table: pl.DataFrame, *, rows: int = 200) -> str:

@@ -107,7 +107,7 @@ def record_cached(ledger: Ledger, items: Sequence[Item]) -> None:
         elif item.variant is not None:
             action = ledger.measurement(item.node, ledger.experiment.protocols[item.protocol])
             if action is not None and not ledger.workspace.facts.exists("measurement", action.key):
-                recorder.measurement(item.node, item.protocol, ledger.workspace.store.manifest(item.digest), key=action.key)
+                recorder.measurement(item.node, item.protocol, action.key, item.digest)
 
 
 def instance(workspace: Workspace) -> dg.DagsterInstance:

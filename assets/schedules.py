@@ -15,15 +15,13 @@ from assay.warehouse.database import connect
 from assay.warehouse.reads import pareto
 
 
-def nightly(
-    workspace: Workspace, graphs: Sequence[Graph], job: dg.UnresolvedAssetJobDefinition, *, on: bool, cron: str = "0 2 * * *"
-) -> dg.ScheduleDefinition:
+def nightly(workspace: Workspace, graphs: Sequence[Graph], job: str, *, on: bool, cron: str = "0 2 * * *") -> dg.ScheduleDefinition:
     """One run a night of :func:`selection`; nothing to do is a skip that says so."""
 
     @dg.schedule(
         name="nightly",
         cron_schedule=cron,
-        job=job,
+        job_name=job,
         default_status=dg.DefaultScheduleStatus.RUNNING if on else dg.DefaultScheduleStatus.STOPPED,
         description="Builds what is missing or changed, times the promoted variants again, then the warehouse and the regression report.",
     )
