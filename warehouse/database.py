@@ -23,7 +23,7 @@ from assay.warehouse.locks import hold
 HERE = Path(__file__).parent
 # Each view after those that it reads. `metric` comes from schemas/protocols.py, and one view per experiment from its axes.
 VIEWS = (
-    "current_variant", "base_variant", "latest", "by_slice", "fact", "scorecard_protocol", "headline", "scorecard", "pareto", "versus_base",
+    "current_variant", "base_variant", "attempt", "latest", "by_slice", "fact", "scorecard_protocol", "headline", "scorecard", "pareto", "versus_base",
     "interaction", "regression", "verdict",
 )  # fmt: skip
 STORAGE_VERSION = "v1.4.0"  # what clients older than the one that writes can still open

@@ -18,11 +18,13 @@ import re
 import types
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import IO, Any, Literal, Union, get_args, get_origin
 
 import polars as pl
 
@@ -70,7 +72,7 @@ GRAINS: dict[str, Grain] = {
         ),
     ),
     "item": Grain(("artifact_digest", "protocol_digest", "item", "metric", "run")),
-    # The bounds of one variant on one metric are replaced together, by the call that names them last.
+    # The bounds of an experiment are replaced together, by the call that writes any of them last.
     "budget": Grain(("experiment", "variant", "metric", "at_most", "at_least", "blocks"), "recorded_at"),
 }
 
@@ -139,8 +141,11 @@ class FactStore:
             return _publish(frame, existing)
 
     def exists(self, table: str, name: str) -> bool:
-        """Whether a file of that name is there. After a compaction it is not, and writing it again changes nothing (see ``latest``)."""
-        return any((month / f"{name}.parquet").exists() for month in _months(self.root / table))
+        """Whether :meth:`append` has written ``name``, also if it has been merged since."""
+        folder = self.root / table
+        if any((month / f"{name}.parquet").exists() for month in _months(folder)):
+            return True
+        return any(name in _merged_names(path) for path in (folder / COMPACTED).glob("*.names"))
 
     def read(self, table: str) -> pl.DataFrame:
         """See :func:`read`."""
@@ -173,7 +178,9 @@ class FactStore:
                     continue
                 merged = _scan(table, list(sources)).unique(maintain_order=True).collect()
                 digest = sha256("\n".join(f"{path.relative_to(folder)} {identity}" for path, identity in sources.items()).encode())
-                _publish(merged, folder / COMPACTED / f"{digest.hexdigest()[:32]}.parquet")
+                target = folder / COMPACTED / f"{digest.hexdigest()[:32]}.parquet"
+                _publish_text("\n".join(path.stem for path in sources), target.with_suffix(".names"))
+                _publish(merged, target)
                 with hold(_replace_lock(self.root, table)):
                     for path, identity in sources.items():
                         if _identity(path) == identity:
@@ -211,8 +218,7 @@ def latest(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     grain = GRAINS[table]
     order = [column for column in (grain.newest, WRITTEN_AT) if column]
     if table == "budget":
-        kind = [pl.col("experiment"), pl.col("variant"), pl.col("metric"), pl.col("at_most").is_null()]
-        frame = frame.filter(pl.col(WRITTEN_AT) == pl.col(WRITTEN_AT).max().over(kind))
+        frame = frame.filter(pl.col(WRITTEN_AT) == pl.col(WRITTEN_AT).max().over("experiment"))
     kept = frame.with_columns(grain.also).sort(order).unique([*grain.key, *(expr.meta.output_name() for expr in grain.also)], keep="last")
     return kept.select(frame.columns).sort([*grain.key, *order], nulls_last=True)
 
@@ -239,17 +245,34 @@ def _frame(table: str, rows: Sequence[Spec]) -> pl.DataFrame:
 
 def _publish(frame: pl.DataFrame, path: Path) -> Path:
     """Write beside ``path`` under a name that no reader lists, flush to the disk, then take its place at once."""
+    with _replacing(path) as file:
+        frame.write_parquet(file)
+    return path
+
+
+def _publish_text(text: str, path: Path) -> None:
+    with _replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}.tmp")
     try:
         with temporary.open("wb") as file:
-            frame.write_parquet(file)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return path
+
+
+@lru_cache(maxsize=256)
+def _merged_names(path: Path) -> frozenset[str]:
+    """The names of the files that were merged; such a list never changes."""
+    return frozenset(path.read_text(encoding="utf-8").split("\n"))
 
 
 def _scan(table: str, paths: list[Path]) -> pl.LazyFrame:

@@ -54,7 +54,7 @@ A statement ends with ; and may take several lines. Tab completes, ↑ recalls, 
 Every statement reads the facts as they are then; nothing can be written from here."""
 
 
-class QueryError(ValueError):
+class QueryError(WarehouseError):
     """A statement that was refused or failed, in one line."""
 
 

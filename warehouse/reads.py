@@ -44,6 +44,7 @@ def facts(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
 def by_slice(warehouse: DuckDBPyConnection, experiment: str, metric: str) -> pl.DataFrame:
     """``metric`` split by token class, language or position, without the whole; see ``views/by_slice.sql``."""
     return warehouse.sql(
+        "SELECT variant, metric, slice_kind, slice, value, unit, n, standard_error, status, protocol "
         f"FROM by_slice WHERE experiment = $experiment AND metric = $metric AND slice_kind <> 'all' ORDER BY {_DECLARED}, slice_kind, slice",
         params={"experiment": experiment, "metric": metric},
     ).pl()
@@ -69,12 +70,16 @@ def verdicts(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
     return _of(warehouse, "verdict", experiment, f"list_position(['breached', 'not_measured', 'holds'], verdict), {_DECLARED}, metric")
 
 
-def regression(warehouse: DuckDBPyConnection, experiment: str | None = None) -> pl.DataFrame:
-    """What changed since the last good run, the worst first; of all experiments without a name; see ``views/regression.sql``."""
+def regression(warehouse: DuckDBPyConnection, experiment: str | None = None, *, all: bool = False) -> pl.DataFrame:
+    """What moved since the last good run, the worst first, of one experiment or every one; ``all``: also what did not.
+
+    See ``views/regression.sql``.
+    """
     return warehouse.sql(
-        "FROM regression WHERE $experiment IS NULL OR experiment = $experiment "
-        "ORDER BY list_position(['lost', 'worse', 'changed', 'noisy', 'better', 'same'], flag), experiment, variant, suite, metric, protocol, device, seed",
-        params={"experiment": experiment},
+        "FROM regression WHERE ($experiment IS NULL OR experiment = $experiment) AND ($all OR flag <> 'same') "
+        "ORDER BY list_position(['lost', 'worse', 'changed', 'noisy', 'better', 'same'], flag), experiment, variant, suite, metric, "
+        "protocol, device, seed",
+        params={"experiment": experiment, "all": all},
     ).pl()
 
 

@@ -40,7 +40,7 @@ def variant_row(variant: str = "int4", *, steps: int = 1, **changes: Any) -> Var
     return VariantRow(
         **{
             "experiment": "quickstart", "variant": variant, "base": "tiny", "artifact_digest": digest, "target_digest": digest,
-            "checkpoint_digest": digest, "spec_json": json.dumps({"base": "tiny", "steps": [{"kind": "quantize"}] * steps}),
+            "checkpoint_digest": digest, "spec_json": json.dumps([{"kind": "quantize"}] * steps),
             "recorded_at": NOON, **changes,
         }
     )  # fmt: skip
@@ -89,7 +89,7 @@ def quickstart(store: FactStore) -> FactStore:
         variant, options = f"{prune}__{quantize}__{draft}", {"prune": prune, "quantize": quantize, "draft": draft}
         target = f"t_{prune}_{quantize}"
         artifact = target if draft == "none" else f"{target}_ngram"
-        spec = {"base": "tiny", "steps": [steps[option] for option in options.values() if option != "none"]}
+        spec = [steps[option] for option in options.values() if option != "none"]
         store.append("variant", [VariantRow(
             experiment="quickstart", variant=variant, base="tiny", artifact_digest=artifact, target_digest=target, checkpoint_digest=target,
             spec_json=json.dumps(spec), recorded_at=NOON,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.schemas.facts import TABLES, Item, Measurement, RunRow
+from assay.schemas.facts import TABLES, BudgetRow, Item, Measurement, RunRow
 from assay.warehouse.facts import ABANDONED, GRAINS, FactStore, files, polars_schema, read
 
 
@@ -130,16 +130,29 @@ def test_a_timing_is_a_fact_of_its_run_and_device_and_a_divergence_of_its_base(s
     assert store.read("measurement").height == 4 + 2 + 1
 
 
-def test_bounds_on_a_metric_are_replaced_together(store, noon):
-    from assay.schemas.facts import BudgetRow
-
+def test_the_bounds_of_an_experiment_are_replaced_together(store, noon):
     def bound(**changes):
         return BudgetRow(**{"experiment": "e", "variant": "v", "metric": "kl_mean_nats", "recorded_at": noon, **changes})
 
-    store.append("budget", [bound(at_most=0.1), bound(at_most=0.2), bound(at_least=0.0)])
-    assert store.read("budget").height == 3
+    store.append("budget", [bound(at_most=0.1), bound(at_most=0.2), bound(at_least=0.0), bound(variant="w", at_most=0.1)])
+    store.append("budget", [bound(experiment="other", at_most=0.1)])
+    assert store.read("budget").height == 5
     store.append("budget", [bound(at_most=0.3)])
-    assert sorted(store.read("budget").select("at_most", "at_least").rows(), key=str) == [(0.3, None), (None, 0.0)]
+    assert store.read("budget").select("experiment", "at_most").rows() == [("e", 0.3), ("other", 0.1)]
+
+
+def test_a_written_name_exists_also_after_it_was_merged(store, make_fact):
+    store.append("measurement", [make_fact()], name="one")
+    assert store.exists("measurement", "one") and not store.exists("measurement", "two") and not store.exists("item", "one")
+    store.append("measurement", [make_fact()], name="two")
+    store.compact(timedelta(0), threshold=1)
+    assert store.exists("measurement", "one") and store.exists("measurement", "two") and not store.exists("measurement", "three")
+
+
+def test_no_rows_are_a_file_without_facts_that_replaces_the_one_before(store, make_fact):
+    store.append("measurement", [make_fact()], name="step")
+    store.append("measurement", [], name="step")
+    assert store.read("measurement").height == 0 and store.exists("measurement", "step")
 
 
 def test_a_column_that_older_files_lack_reads_as_the_default(store, make_fact):

@@ -1,5 +1,5 @@
 -- A bound that an experiment declares for one variant; the view verdict says whether it holds.
--- Grain: one row per experiment, variant and bound; the last declaration of a metric's bounds replaces those before.
+-- Grain: one row per experiment, variant and bound; the last declaration of an experiment's bounds replaces all before.
 CREATE TABLE budget (
     experiment VARCHAR NOT NULL,
     variant VARCHAR NOT NULL,
@@ -13,7 +13,7 @@ CREATE TABLE budget (
 CREATE UNIQUE INDEX budget_key ON budget (
     experiment, variant, metric, coalesce(at_most, 'infinity'::DOUBLE), coalesce(at_least, '-infinity'::DOUBLE), blocks
 );
-COMMENT ON TABLE budget IS 'A bound that an experiment declares for one variant; the view verdict says whether it holds. Grain: one row per experiment, variant and bound; the last declaration of a metric''s bounds replaces those before.';
+COMMENT ON TABLE budget IS 'A bound that an experiment declares for one variant; the view verdict says whether it holds. Grain: one row per experiment, variant and bound; the last declaration of an experiment''s bounds replaces all before.';
 COMMENT ON COLUMN budget.experiment IS 'name of the experiment';
 COMMENT ON COLUMN budget.variant IS 'as in variant';
 COMMENT ON COLUMN budget.metric IS 'the bounded metric';

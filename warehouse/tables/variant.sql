@@ -18,5 +18,5 @@ COMMENT ON COLUMN variant.base IS 'name of the base model';
 COMMENT ON COLUMN variant.artifact_digest IS 'sha256 of the whole variant, runtime steps included; bytes, acceptance and speed are facts about it';
 COMMENT ON COLUMN variant.target_digest IS 'sha256 of the variant without its draft: what defines the output distribution; divergences are facts about it';
 COMMENT ON COLUMN variant.checkpoint_digest IS 'sha256 of the weights alone';
-COMMENT ON COLUMN variant.spec_json IS 'the base and the list `steps`, as JSON';
+COMMENT ON COLUMN variant.spec_json IS 'the list of its steps as JSON; empty for the base';
 COMMENT ON COLUMN variant.recorded_at IS 'when it was last materialized, UTC';

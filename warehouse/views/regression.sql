@@ -20,7 +20,7 @@ WITH version AS (  -- every digest that a variant has had, as what divergences a
             ORDER BY v.recorded_at DESC, m.measured_at DESC, m.run DESC
         ) AS age
     FROM version AS v
-    JOIN measurement AS m ON m.artifact_digest = v.digest AND (m.suite = 'divergence') = v.of_target
+    JOIN attempt AS m ON m.artifact_digest = v.digest AND (m.suite = 'divergence') = v.of_target
     WHERE m.slice_kind = 'all' AND (
         m.suite <> 'divergence' OR v.experiment NOT IN (SELECT experiment FROM base) OR (v.experiment, m.base_digest) IN (FROM base)
     )

@@ -15,14 +15,14 @@ WITH wide AS (
         max(value) FILTER (metric = 'perplexity') AS perplexity,
         max(value) FILTER (metric = 'perplexity_delta') AS perplexity_delta,
         max(n) FILTER (metric = 'kl_mean_nats') AS n_tokens,
-        max(status) FILTER (metric = 'kl_mean_nats') AS divergence_status,
+        arg_max(status, list_position(['ok', 'not_finite', 'failed'], status)) FILTER (metric IN ('kl_mean_nats', 'divergence')) AS divergence_status,
         max(value) FILTER (metric = 'prefill_tok_s') AS prefill_tok_s,
         max(value) FILTER (metric = 'decode_tok_s') AS decode_tok_s,
         max(value) FILTER (metric = 'decode_no_draft_tok_s') AS decode_no_draft_tok_s,
         max(value) FILTER (metric = 'acceptance_rate') AS acceptance_rate,
         max(value) FILTER (metric = 'tokens_per_round') AS tokens_per_round,
         arg_max(status, list_position(['ok', 'noisy', 'not_finite', 'failed'], status)) FILTER (
-            metric IN ('prefill_tok_s', 'decode_tok_s', 'decode_no_draft_tok_s')
+            metric IN ('prefill_tok_s', 'decode_tok_s', 'decode_no_draft_tok_s', 'speed')
         ) AS timing_status,
         max(device) FILTER (suite = 'speed') AS device,
         max(protocol) FILTER (suite = 'divergence') AS divergence_protocol,

@@ -11,4 +11,5 @@ SELECT
 FROM budget AS b
 LEFT JOIN experiment AS e ON e.experiment = b.experiment
 LEFT JOIN headline AS h ON h.experiment = b.experiment AND h.variant = b.variant AND h.metric = b.metric
-WHERE e.variants IS NULL OR list_contains(e.variants, b.variant);
+-- What an experiment no longer declares is history.
+WHERE e.experiment IS NULL OR (list_contains(e.variants, b.variant) AND b.recorded_at >= e.declared_at);
