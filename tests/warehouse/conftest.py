@@ -1,6 +1,7 @@
 """A small warehouse whose answers were worked by hand, and the rows to make others."""
 
 import json
+import shutil
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import product
@@ -73,8 +74,15 @@ SIZE = {("none", "none"): 1000, ("depth4", "none"): 900, ("none", "int4"): 300, 
 
 
 @pytest.fixture
-def quickstart(store: FactStore) -> FactStore:
+def quickstart(store: FactStore, quickstart_facts: Path) -> FactStore:
     """The experiment quickstart over prune × quantize × draft, measured in two runs; the second one made int4 decode slower."""
+    shutil.copytree(quickstart_facts, store.root, dirs_exist_ok=True)
+    return store
+
+
+@pytest.fixture(scope="session")
+def quickstart_facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = FactStore(tmp_path_factory.mktemp("quickstart") / "facts")
     steps = {"depth4": {"kind": "prune_depth", "layers": 4}, "int4": {"kind": "quantize", "format": "int4"}, "ngram": {"kind": "draft"}}
     store.append("protocol", [ProtocolRow(protocol_digest=each, name=each, suite=each, spec_json="{}") for each in ("divergence", "bytes", "acceptance", "speed")])  # fmt: skip
     store.append(
@@ -85,6 +93,11 @@ def quickstart(store: FactStore) -> FactStore:
     )
     points = list(product(("none", "depth4"), ("none", "int4"), ("none", "ngram")))
     store.append("experiment", [ExperimentRow(experiment="quickstart", question="?", axes=["prune", "quantize", "draft"], variants=["__".join(point) for point in points], spec_json="{}", declared_at=NOON)])  # fmt: skip
+    budgets = [
+        BudgetRow(experiment="quickstart", variant="__".join(point), metric="kl_mean_nats", at_most=0.25, recorded_at=NOON)
+        for point in points
+    ]
+    store.append("budget", budgets)
     for prune, quantize, draft in points:
         variant, options = f"{prune}__{quantize}__{draft}", {"prune": prune, "quantize": quantize, "draft": draft}
         target = f"t_{prune}_{quantize}"
@@ -95,7 +108,6 @@ def quickstart(store: FactStore) -> FactStore:
             spec_json=json.dumps(spec), recorded_at=NOON,
         )])  # fmt: skip
         store.append("variant_axis", [VariantAxisRow(experiment="quickstart", variant=variant, axis=axis, option=option) for axis, option in options.items()])  # fmt: skip
-        store.append("budget", [BudgetRow(experiment="quickstart", variant=variant, metric="kl_mean_nats", at_most=0.25, recorded_at=NOON)])
         key = (prune, quantize)
         if draft == "none":
             rows = [fact_row("kl_mean_nats", KL[key], standard_error=0.01), fact_row("kl_p99_nats", 4 * KL[key]), fact_row("top1_agreement", 1 - KL[key] / 2, unit="1"), fact_row("perplexity", 10 + KL[key], unit="1"), fact_row("perplexity_delta", KL[key], unit="1")]  # fmt: skip
@@ -127,4 +139,4 @@ def quickstart(store: FactStore) -> FactStore:
             ]
             rows += [fact_row("decode_no_draft_tok_s", DECODE[key], **speed)] if draft == "ngram" else []
             store.append("measurement", rows, name=f"speed_{variant}_r{day}")
-    return store
+    return store.root
