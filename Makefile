@@ -54,7 +54,7 @@ check: $(READY) ## lint and types alone
 	$(BIN)/pyright
 
 bench: $(READY) ## the measurements of tests/bench, one printed line each; minutes
-	$(BIN)/python -m pytest tests/bench -o python_files='bench_*.py' -s $(ARGS)
+	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest tests/bench -o python_files='bench_*.py' -s $(ARGS)
 
 lock: $(READY) ## write the versions that .venv holds into requirements.lock
 	$(BIN)/python .ci/lock.py >.venv/requirements.lock

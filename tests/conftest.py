@@ -1,14 +1,57 @@
-"""Fixtures that several folders of tests share: tiny models that do depend on positions, saved and not."""
+"""Fixtures that several folders of tests share: tiny models that do depend on positions, saved and not; and shapes checked at every call."""
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _check_shapes_of_ops() -> None:
+    """Check at every call under test the dtypes and shapes in the signatures of ``assay.ops``; has to run before those are imported."""
+    from beartype import beartype
+    from jaxtyping import _import_hook, install_import_hook
+
+    def check(function: Any) -> Any:
+        # Shapes alone, so that a test may pass a model of its own making where the signature names a class of transformers.
+        said = getattr(function, "__annotations__", {})
+        shapes = {name: hint for name, hint in said.items() if "jaxtyping." in repr(hint)}
+        if isinstance(function, type) or not shapes:
+            return function
+        function.__annotations__ = shapes
+        try:
+            return beartype(function)
+        finally:
+            function.__annotations__ = said
+
+    # jaxtyping's own loader marks byte code while a module runs, and with it all that the module imports: torch would be compiled anew.
+    loader: Any = _import_hook._JaxtypingLoader
+    loader.exec_module = SourceFileLoader.exec_module
+    loader.get_code = lambda self, name: self.source_to_code(self.get_data(self.path), self.path)
+    sys.modules["shapes_of_ops"] = SimpleNamespace(check=check)  # type: ignore[assignment]
+    install_import_hook("assay.ops", "shapes_of_ops.check")
+
+
+if os.environ.get("JAXTYPING_DISABLE", "0") == "0":
+    _check_shapes_of_ops()
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """For tests of what an op itself says about arguments that its signature rules out."""
+    from jaxtyping import config
+
+    before = config.jaxtyping_disable
+    config.update("jaxtyping_disable", True)
+    yield
+    config.update("jaxtyping_disable", before)
 
 
 def _scaled_llama(*, vocab=128, hidden=64, ffn=128, layers=4, heads=4, kv_heads=2, tied=False, seed=0, **config) -> Any:
@@ -36,7 +79,7 @@ def _scaled_llama(*, vocab=128, hidden=64, ffn=128, layers=4, heads=4, kv_heads=
     return model.float().eval()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_llama() -> Callable[..., Any]:
     return _scaled_llama
 
@@ -63,7 +106,7 @@ def save_with_tokenizer(model: Any, directory: Path) -> Path:
     return directory
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def save_checkpoint_dir() -> Callable[[Any, Path], Path]:
     return save_with_tokenizer
 

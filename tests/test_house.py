@@ -164,3 +164,15 @@ def test_no_file_names_a_directory_of_the_machine_it_was_written_on():
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
     named = [line for line in lines if pattern.search(line.split(":", 2)[2])]
     assert not named, "\n".join(named)
+
+
+def test_shapes_are_checked_at_every_call_under_test():
+    """The hook in conftest.py works on modules that are imported after it, through the namespace package; this one proves it does."""
+    import torch
+    from jaxtyping import TypeCheckError
+
+    from assay.ops.decode.verify import verify
+
+    p, q = torch.full((3, 4), 0.25), torch.full((2, 5), 0.2)
+    with pytest.raises(TypeCheckError, match="vocab"):
+        verify(p, q, [0, 1], torch.Generator())

@@ -80,6 +80,7 @@ def test_the_clock_is_read_around_the_prefill_and_at_the_end(tl8):
     assert next(ticks) == 30  # three readings, none per token
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

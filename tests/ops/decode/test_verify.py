@@ -122,6 +122,7 @@ def test_the_first_rejection_ends_the_round():
     assert verify(sure[2:3], None, [], None) == (0, 2)
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_what_does_not_fit_is_refused():
     p, q = torch.full((3, 4), 0.25), torch.full((2, 4), 0.25)
     with pytest.raises(ValueError, match=r"expected \(2, vocabulary\)"):
