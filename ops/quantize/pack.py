@@ -36,7 +36,10 @@ def unpack(
     packed: Int32[Tensor, "packed_rows packed_cols"], *, bits: int, shape: tuple[int, int], along_rows: bool = False
 ) -> Int8[Tensor, "rows cols"]:
     """The codes that :func:`pack` was given, of ``shape``."""
-    return unpack_from_int32(packed, bits, torch.Size(shape), packed_dim=0 if along_rows else 1)
+    if along_rows:  # turned here: of a single row of words, the library's own turn has strides that its view of bytes refuses
+        turned = packed.T.clone(memory_format=torch.contiguous_format)
+        return unpack_from_int32(turned, bits, torch.Size(shape[::-1])).T
+    return unpack_from_int32(packed, bits, torch.Size(shape))
 
 
 def stored_bytes(quantized: Quantized, *, bits: int) -> int:

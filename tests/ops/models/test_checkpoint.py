@@ -89,7 +89,7 @@ def test_pickles_are_not_read(tl8, tmp_path):
 
 
 def test_an_empty_directory_and_a_missing_tokenizer_say_what_was_expected(tl8, tmp_path):
-    with pytest.raises(FileNotFoundError, match="no config.json"):
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         load_model(tmp_path)
     save_checkpoint(tl8, None, tmp_path)
     with pytest.raises(FileNotFoundError, match="no tokenizer files"):
@@ -115,6 +115,6 @@ def test_code_that_a_checkpoint_brings_is_not_run(tl8_dir):
     path.write_text(json.dumps(config))
     marker = tl8_dir / "ran"
     (tl8_dir / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
-    with pytest.raises(ValueError, match="trust_remote_code|homemade"):
+    with pytest.raises(ValueError, match=r"trust_remote_code|homemade"):
         load_model(tl8_dir)
     assert not marker.exists()
