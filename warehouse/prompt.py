@@ -275,7 +275,7 @@ def _answer(connection: DuckDBPyConnection, said: str, command: str, argument: s
             SELECT table_name AS name, 'table' AS kind, comment FROM duckdb_tables()
             UNION ALL SELECT view_name, 'view', comment FROM duckdb_views() WHERE NOT internal ORDER BY kind, name"""
         for name, kind, comment in connection.sql(query).fetchall():
-            console.print(Text.assemble((f"{name:<20}", "bold"), f" {kind:<6} {(comment or '').split(' Grain: ')[0]}"))
+            console.print(Text.assemble((f"{name:<20}", "bold"), f" {kind:<6} {(comment or '').split(' Grain: ')[0]}"), soft_wrap=True)
     elif command == ".schema":
         query = """
             SELECT column_name AS column, data_type AS type, c.comment FROM duckdb_columns() AS c
@@ -284,9 +284,10 @@ def _answer(connection: DuckDBPyConnection, said: str, command: str, argument: s
         if not rows:
             raise QueryError(f"no table or view {argument!r}; .tables lists them")
         about = "SELECT comment FROM duckdb_tables() WHERE table_name = $name UNION ALL SELECT comment FROM duckdb_views() WHERE view_name = $name"
-        console.print(*(Text(comment) for (comment,) in connection.sql(about, params={"name": argument}).fetchall() if comment))
+        for (comment,) in connection.sql(about, params={"name": argument}).fetchall():
+            console.print(Text(comment or ""), soft_wrap=True)
         for column, kind, comment in rows:
-            console.print(Text.assemble((f"  {column:<28}", "bold"), f" {kind:<25} {comment or ''}".rstrip()))
+            console.print(Text.assemble((f"  {column:<28}", "bold"), f" {kind:<25} {comment or ''}".rstrip()), soft_wrap=True)
     elif command.startswith("."):
         raise QueryError(f"no command {command!r}; .help lists them")
     else:
@@ -304,8 +305,7 @@ class _Names(Completer):
         self.columns = dict(connection.sql(found).fetchall())
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        word = document.get_word_before_cursor(pattern=re.compile(r"\.?\w+"))
-        before = document.text_before_cursor[: len(document.text_before_cursor) - len(word)]
+        before, word = re.fullmatch(r"(.*?)((?:(?<!\w)\.)?\w*)", document.text_before_cursor, re.DOTALL).groups()  # type: ignore[union-attr]
         if word.startswith(".") and not before.strip():
             found = [".tables", ".schema", ".format", ".help", ".quit"]
         elif re.search(r"(\b(from|join|describe|summarize)|\.schema)\s+$", before, re.IGNORECASE):
