@@ -296,16 +296,15 @@ def speed(protocol: Speed, subject: Subject, *, reference: Path | None, experime
     if subject.draft is None:
         rates["decode_tok_s"] = decode_speed(model, short, new_tokens=protocol.new_tokens, make_cache=cache, repeats=protocol.repeats)
     else:
-        draft, settings = _draft(subject, protocol.dtype), {"max_new_tokens": protocol.new_tokens, "kv_format": subject.kv_format}
+        draft = _draft(subject, protocol.dtype)
+        settings = {"max_new_tokens": protocol.new_tokens, "kv_format": subject.kv_format, "vocabulary": len(tokenizer)}
 
         def plain() -> tuple[int, float]:
             done = generate(model, short, **settings)
             return len(done.tokens) - 1, done.decode_seconds
 
         def drafted() -> tuple[int, float]:
-            done = speculative_generate(
-                model, draft, short, gamma=subject.draft[1] if subject.draft else 0, vocabulary=len(tokenizer), **settings
-            )
+            done = speculative_generate(model, draft, short, gamma=subject.draft[1] if subject.draft else 0, **settings)
             return len(done.tokens) - 1, done.decode_seconds
 
         rates["decode_no_draft_tok_s"], rates["decode_tok_s"] = decode_speed_with_and_without(plain, drafted, repeats=protocol.repeats)

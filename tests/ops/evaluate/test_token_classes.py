@@ -12,9 +12,15 @@ METASPACE = ["a", "The", "▁the", "▁", "\n", "ing", "12", "▁7", "==", "▁-
 
 
 def tokenizer_of(tokens: list[str], *, metaspace: bool) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1} | {token: index + 2 for index, token in enumerate(tokens)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never") if metaspace else pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Metaspace(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]) if metaspace else decoders.ByteLevel()
+    tokenizer = Tokenizer(
+        models.WordLevel({"<unk>": 0, "</s>": 1} | {token: index + 2 for index, token in enumerate(tokens)}, unk_token="<unk>")
+    )
+    tokenizer.pre_tokenizer = (
+        pre_tokenizers.Metaspace(prepend_scheme="never") if metaspace else pre_tokenizers.ByteLevel(add_prefix_space=False)
+    )
+    tokenizer.decoder = (
+        decoders.Sequence([decoders.Metaspace(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]) if metaspace else decoders.ByteLevel()
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
 
 
@@ -28,7 +34,25 @@ def test_classes_worked_by_hand(metaspace):
     """With a decoder that strips the leading space as well: by the decoded piece alone, no word would ever begin there."""
     tokenizer = tokenizer_of(METASPACE if metaspace else BYTE_LEVEL, metaspace=metaspace)
     space, newline = ("▁", "\n") if metaspace else ("Ġ", "Ċ")
-    tokens = ["The", f"{space}the", "ing", f"{space}7", "12", "==", f"{space}->", ".", f"{space},", newline, "The", "ing", "(", "a", "don", "'", "s"]
+    tokens = [
+        "The",
+        f"{space}the",
+        "ing",
+        f"{space}7",
+        "12",
+        "==",
+        f"{space}->",
+        ".",
+        f"{space},",
+        newline,
+        "The",
+        "ing",
+        "(",
+        "a",
+        "don",
+        "'",
+        "s",
+    ]
     assert classes_of(tokenizer, tokens) == [
         "word_start", "word_start", "other", "digits", "digits", "code_symbols", "code_symbols", "other", "other", "other",
         "word_start", "other", "code_symbols", "word_start", "other", "other", "other",
@@ -50,4 +74,7 @@ def test_a_special_token_is_no_code_symbol():
 def test_every_character_of_a_line_of_code(tl8_dir):
     tokenizer = AutoTokenizer.from_pretrained(tl8_dir)
     named = classes_of(tokenizer, tokenizer.tokenize("if x2[0] == 10: go"))
-    assert "".join({"digits": "d", "code_symbols": "c", "word_start": "w", "other": "."}[name] for name in named) == "w..w" + "dcdc" + ".cc.dd..w."
+    assert (
+        "".join({"digits": "d", "code_symbols": "c", "word_start": "w", "other": "."}[name] for name in named)
+        == "w..w" + "dcdc" + ".cc.dd..w."
+    )

@@ -57,7 +57,9 @@ def test_perplexity_is_over_tokens_and_not_a_mean_of_windows():
     assert sum(map(math.exp, window_means)) / 3 == pytest.approx(8.507, abs=5e-4)  # the mean of window perplexities
 
 
-@pytest.mark.parametrize(("adds", "rule", "expected"), [(True, "tokenizer", 1), (False, "tokenizer", None), (True, "never", None), (False, "never", None)])
+@pytest.mark.parametrize(
+    ("adds", "rule", "expected"), [(True, "tokenizer", 1), (False, "tokenizer", None), (True, "never", None), (False, "never", None)]
+)
 def test_a_bos_is_put_in_front_only_where_the_tokenizer_puts_one_itself(tl8_dir, adds, rule, expected):
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoTokenizer
