@@ -101,7 +101,7 @@ class ExperimentFile(Spec):
     base: Annotated[Annotated[BaseName, Tag(NAME)] | Annotated[Source, Tag(OTHER)], NameOrOther] = Field(
         description="a name from assets/bases.yaml, or {hub, revision}, or {path}"
     )
-    axes: dict[Name, dict[Name, Steps]] = Field(
+    axes: dict[Name, Annotated[dict[Name, Steps], Field(description="option: [steps]")]] = Field(
         min_length=1, max_length=32, description="axis: {option: [steps]}; the axes become SQL columns"
     )
     grid: Annotated[Annotated[Literal["all"], Tag(NAME)] | Annotated[Grid, Tag(OTHER)], NameOrOther] = Field(

@@ -17,7 +17,7 @@ from assay.schemas.spec import Name
 from assay.schemas.yaml import Path_, Problem
 
 NAME_PATTERN = TypeAdapter(Name).json_schema()["pattern"]
-NAME_RULE = "lower-case letters and digits, joined by single underscores, at most 48 characters"
+NAME_RULE = "at most 48 lower-case letters and digits, joined by single underscores"
 TAGS = ("kind", "suite")  # the keys that say which of several forms a mapping has
 
 DID_YOU_MEAN, MISSING = "did you mean ", "is missing"
@@ -56,8 +56,9 @@ def shown(value: Any, longest: int = 60) -> str:
 
 def _problem(error: Any, data: Any) -> Problem:
     kind, value = error["type"], error.get("input")
-    path, is_key = _path(error["loc"])
-    if is_key:
+    path = _path(error["loc"], data)
+    if path[-1] == "[key]" and kind.startswith("string"):  # pydantic's word for the key itself
+        path = path[:-1]
         return Problem(path, f"{shown(path[-1])} is no name; expected {NAME_RULE}", _as_name(str(path[-1])))
     if kind == "value_error":
         message, _, remedy = str(error["ctx"]["error"]).partition("; ")
@@ -80,14 +81,24 @@ def _problem(error: Any, data: Any) -> Problem:
     return Problem(path, f"got {_summary(value)}; expected {expected}", remedy)
 
 
-def _path(loc: tuple[str | int, ...]) -> tuple[Path_, bool]:
-    """pydantic's location as a path in the file, without the names of union branches; and whether it is the key that is wrong."""
-    parts = [part for part in loc if part not in (NAME, OTHER)]
-    tag = {"axes": 4, "measure": 2}.get(str(parts[0])) if parts else None  # where a step has its kind, a protocol its suite
-    if tag is not None and len(parts) > tag:
-        del parts[tag]
-    is_key = bool(parts) and parts[-1] == "[key]"
-    return tuple(parts[:-1] if is_key else parts), is_key
+def _path(loc: tuple[str | int, ...], data: Any) -> Path_:
+    """pydantic's location as a path in ``data``: without the names of union branches."""
+    path: list[str | int] = []
+    for part in loc:
+        if part in (NAME, OTHER) and not (isinstance(data, dict) and part in data):
+            continue
+        path.append(part)
+        data = _inside(data, part)
+    tag = {"axes": 4, "measure": 2}.get(str(loc[0]), len(path))  # where pydantic names the kind of a step, the suite of a protocol
+    del path[tag : tag + 1]
+    return tuple(path)
+
+
+def _inside(data: Any, part: str | int) -> Any:
+    try:
+        return data[part]
+    except (KeyError, IndexError, TypeError):
+        return None
 
 
 # --- the JSON Schema at a path ---------------------------------------------------------------------------------------------------------------
@@ -97,11 +108,8 @@ def _at(path: Path_, data: Any) -> list[Schema]:
     """What may stand at ``path``: one schema a form; where the data there show which form is meant, that one."""
     found = _forms(experiment_json_schema())
     for part in path:
-        found = [form for schema in _meant(found, data) for form in _forms(_child(schema, part))]
-        try:
-            data = data[part]
-        except (KeyError, IndexError, TypeError):
-            data = None
+        found = [form for schema in _meant(found, data) if (child := _child(schema, part)) for form in _forms(child)]
+        data = _inside(data, part)
     return _meant(found, data)
 
 

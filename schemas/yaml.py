@@ -139,6 +139,8 @@ class _Reader:
                 self._tell(path, "the YAML merge key << is not allowed", "write the keys out", line)
             elif kind != "str":
                 self._tell(path, f"YAML reads its key {_cut(key)} as {_KINDS.get(kind, kind)}", _quoted(key), line)
+            elif _SURROGATE.search(key):
+                self._tell(path, "a key of it has half of a surrogate pair, which is no character", "write the character itself", line)
             elif key in result:
                 first = self.lines[(*path, key)]
                 self._tell((*path, key), f"is given twice, first on line {first}", "keep one, or rename one", line)
@@ -150,7 +152,7 @@ class _Reader:
     def _scalar(self, node: yaml.Node, path: Path_) -> Any:
         kind, text, line = node.tag.rsplit(":", 1)[-1], str(node.value), self.lines[path]
         match kind:
-            case "str" if any(0xD800 <= ord(character) < 0xE000 for character in text):
+            case "str" if _SURROGATE.search(text):
                 return self._tell(path, "has half of a surrogate pair, which is no character", "write the character itself", line)
             case "str":
                 return text
@@ -174,6 +176,7 @@ class _Reader:
         self.problems.append(Problem(path, message, remedy, line))
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {"null": "nothing", "bool": "yes or no", "int": "a number", "float": "a number", "timestamp": "a date", "value": "a default value"}
 # Not 010, 0x10 or 1:30, which YAML 1.1 reads as 8, 16 and 90.
 _DECIMAL = {
