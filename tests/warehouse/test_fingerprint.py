@@ -212,6 +212,8 @@ def write(repo: Codebase, name: str, text: str) -> None:
         "class A:\n    def g(self):\n        from assay.ops.numbers import epsilon\n        return epsilon()\nclass B(A): pass\nf = B",
         "from assay.ops.numbers import epsilon\ng = epsilon\ndef h(): return g()\nf = lambda: h()",
         "from assay.ops.numbers import epsilon\nTABLE = {}\nTABLE['x'] = epsilon\ndef f(): return TABLE['x']()",
+        "from assay.ops.numbers import epsilon\nTABLE = {}\nif True:\n    name = 'x'\n    TABLE[name] = epsilon\ndef f(): return TABLE['x']()",
+        "from assay.ops.numbers import epsilon\nTABLE = {}\nif True:\n    name = 'x'\n    TABLE.update(x=epsilon)\ndef f(): return TABLE['x']()",
         "from assay.ops.numbers import epsilon\nTABLE = {}\ndef register(g): TABLE[g.__name__] = g; return g\n@register\ndef hidden(): return epsilon()\ndef f(): return TABLE['hidden']()",
         "from assay.ops.numbers import epsilon\nstate = 0\ndef f(): return state\ndef set_state():\n    global state\n    state = epsilon()",
     ],

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from assay.schemas.manifest import Action
 from assay.warehouse.errors import DamagedArtifact
 from assay.warehouse.gc import collect, plan_gc
+from assay.warehouse.locks import hold
 from assay.warehouse.store import Store
 
 
@@ -155,6 +156,21 @@ def test_what_was_made_or_named_between_the_plan_and_the_collection_stays(store)
     entry = store.lookup(key)
     store.write_entry(entry.model_copy(update={"built_at": datetime.now(UTC)}))  # made again meanwhile
     assert collect(plan) == () and store.lookup(key) is not None
+
+
+def test_a_collection_waits_for_a_publication_and_then_respects_it(store):
+    key, digest = make(store, "one")
+    plan = plan_gc(store, set())
+    removed = []
+    collector = threading.Thread(target=lambda: removed.extend(collect(plan)))
+    with hold(store.lock_path("publish")):  # as a builder does whose artifact turned out to be there already
+        collector.start()
+        collector.join(0.4)
+        assert collector.is_alive() and store.artifacts() == [digest]
+        twin = action("twin")
+        store.write_entry(store.lookup(key).model_copy(update={"key": twin.key, "action": twin}))
+    collector.join()
+    assert [row.what for row in removed] == ["action"] and store.artifacts() == [digest]
 
 
 BUILDS = """

@@ -1,5 +1,6 @@
 """What is stored is found again, only under its own key, and only while it is whole."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -400,9 +401,21 @@ def change_manifest(directory: Path) -> None:
     (directory / "manifest.json").write_text(text.replace('"config.json"', '"../config.json"'))
 
 
-@pytest.mark.parametrize(
-    "damage", [cut_short, remove, break_manifest, remove_manifest, swap_for_link, change_manifest], ids=lambda f: f.__name__
-)
+def forge_manifest(directory: Path) -> None:
+    """Other contents of the same size, and a manifest that agrees with them."""
+    for name, old, new in (("config.json", "{}", "[]"), ("manifest.json", sha_of("{}"), sha_of("[]"))):
+        (directory / name).chmod(0o644)
+        (directory / name).write_text((directory / name).read_text().replace(old, new))
+
+
+def sha_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+DAMAGES = [cut_short, remove, break_manifest, remove_manifest, swap_for_link, change_manifest, forge_manifest]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda f: f.__name__)
 def test_a_damaged_artifact_is_set_aside_with_a_warning_and_made_again(store, damage):
     built = build_one(store)
     damage(built.path)
@@ -414,6 +427,17 @@ def test_a_damaged_artifact_is_set_aside_with_a_warning_and_made_again(store, da
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert build_one(store).cached and list(store.verify()) == []
+
+
+def test_the_sound_artifact_that_has_replaced_a_damaged_one_is_not_set_aside(store):
+    """Of two processes that see one fault, the slower must not take away what the faster has made again."""
+    built = build_one(store)
+    seen_by_the_slower = built.path.stat().st_ino
+    remove(built.path)
+    with pytest.warns(DamagedArtifact):
+        again = build_one(store)
+    assert store.set_aside(built.digest, [("config.json", "is missing")], seen_by_the_slower) is None
+    assert again.path.is_dir() and len(list((store.root / "quarantine").iterdir())) == 1
 
 
 def test_a_lost_artifact_is_made_again(store):
