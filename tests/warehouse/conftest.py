@@ -126,6 +126,7 @@ def quickstart_facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             fact_row("kv_bytes_per_token", 64, unit="B/token", suite="bytes", protocol_digest="bytes", **common),
         ])  # fmt: skip
         if draft == "ngram":
+            store.append("lineage", [LineageRow(artifact_digest=artifact, parent_digest=target, role="parent")])
             store.append("measurement", [
                 fact_row("acceptance_rate", 0.5, unit="1", suite="acceptance", protocol_digest="acceptance", **common),
                 fact_row("tokens_per_round", 3.0, unit="token", suite="acceptance", protocol_digest="acceptance", **common),

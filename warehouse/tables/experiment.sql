@@ -14,5 +14,5 @@ COMMENT ON COLUMN experiment.experiment IS 'name of the experiment, and of its o
 COMMENT ON COLUMN experiment.question IS 'what it is to answer';
 COMMENT ON COLUMN experiment.axes IS 'axis names in declared order';
 COMMENT ON COLUMN experiment.variants IS 'variant names in declared order; a variant that is not among them is history and in no view';
-COMMENT ON COLUMN experiment.spec_json IS 'the whole experiment as JSON';
+COMMENT ON COLUMN experiment.spec_json IS 'its question, base and options as JSON';
 COMMENT ON COLUMN experiment.declared_at IS 'when it was declared, UTC';
