@@ -148,7 +148,7 @@ def test_a_variant_with_another_vocabulary_or_without_a_reference_is_refused(bas
     tokenizer.save_pretrained(variant)
     with pytest.raises(ValueError, match="other tokens than the base's"):
         measure(DIVERGENCE, Subject(variant, None, None, base), reference=tmp_path / "ref", experiment_dir=experiment_dir)
-    with pytest.raises(ValueError, match="ops.measure.reference"):
+    with pytest.raises(ValueError, match=r"ops\.measure\.reference"):
         measure(DIVERGENCE, Subject(base, None, None, base), reference=None, experiment_dir=experiment_dir)
 
 

@@ -107,7 +107,7 @@ def test_a_name_in_two_files_counts_once(tmp_path):
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no \\*.safetensors file"):
+    with pytest.raises(FileNotFoundError, match=r"no \*\.safetensors file"):
         artifact_bytes(tmp_path)
     file = tmp_path / "model.safetensors"
     save_file({"w.weight": torch.zeros(64)}, file)
@@ -119,7 +119,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no whole safetensors file"):
         artifact_bytes(tmp_path)
     save_file({"m.weight_packed": torch.zeros(4, 4, dtype=torch.int32), "m.weight_scale": torch.zeros(4, 1)}, file)
-    with pytest.raises(ValueError, match="m.weight_shape does not say how many weights"):
+    with pytest.raises(ValueError, match=r"m\.weight_shape does not say how many weights"):
         artifact_bytes(tmp_path)
 
 
