@@ -74,7 +74,7 @@ def _checkpoint(workspace: Workspace, graph: Graph, node: Node) -> dg.AssetsDefi
             ledger = Ledger(workspace, graph)
             recorder = Recorder(ledger)
             built = Builder(ledger).node(node)
-            recorder.run(context.run_id, context.run.tags.get("assay/trigger", "ui"))
+            recorder.run(context.run.run_id, context.run.tags.get("assay/trigger", "ui"))
             recorder.declare()
             recorder.node(node)
             recorder.variants(variants)

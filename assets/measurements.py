@@ -17,18 +17,22 @@ from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Budget, Variant
 from assay.schemas.facts import Measurement
 from assay.schemas.graph import Graph, Node
-from assay.schemas.protocols import TIMED_SUITES, Divergence, suite_of
+from assay.schemas.protocols import TIMED_SUITES, Divergence, Protocol, suite_of
 
 RETIME = "assay/retime"  # a run with this tag measures its timings again although there are some of this device
 
 
 def build_measurements(workspace: Workspace, graph: Graph) -> Iterator[dg.AssetsDefinition]:
-    """For every variant: one step for its quality facts and one for its timings."""
+    """For every variant a step for its divergences, which share a loaded model, one for its other quality facts, and one for its timings."""
     for variant in graph.experiment.variants:
-        for timing in (False, True):
-            names = [name for name in measured(graph, variant) if (graph.experiment.protocols[name].suite in TIMED_SUITES) == timing]
+        for stage in ("divergence", "facts", "timing"):
+            names = [name for name in measured(graph, variant) if _stage(graph.experiment.protocols[name]) == stage]
             if names:
-                yield _facts(workspace, graph, variant, names, timing=timing)
+                yield _facts(workspace, graph, variant, names, stage)
+
+
+def _stage(protocol: Protocol) -> str:
+    return "timing" if protocol.suite in TIMED_SUITES else "divergence" if isinstance(protocol, Divergence) else "facts"
 
 
 def measured(graph: Graph, variant: Variant) -> list[str]:
@@ -36,13 +40,13 @@ def measured(graph: Graph, variant: Variant) -> list[str]:
     return [name for name, protocol in graph.experiment.protocols.items() if protocol.suite != "acceptance" or variant.draft]
 
 
-def _facts(workspace: Workspace, graph: Graph, variant: Variant, names: list[str], *, timing: bool) -> dg.AssetsDefinition:
-    experiment, node = graph.experiment, graph.ends[variant.slug]
+def _facts(workspace: Workspace, graph: Graph, variant: Variant, names: list[str], stage: str) -> dg.AssetsDefinition:
+    experiment, node, timing = graph.experiment, graph.ends[variant.slug], stage == "timing"
     keys = {name: labels.facts_key(experiment, node, name) for name in names}
     checks = {name: _checks(graph, variant, name, keys[name]) for name in names}
 
     @dg.multi_asset(
-        name=labels.op_name(labels.node_key(experiment, node), "timing" if timing else "facts"),
+        name=labels.op_name(labels.node_key(experiment, node), stage),
         specs=[_spec(graph, node, variant, name, keys[name], timing) for name in names],
         check_specs=[spec for name in names for spec, _ in checks[name].values()],
         can_subset=True,
@@ -55,7 +59,7 @@ def _facts(workspace: Workspace, graph: Graph, variant: Variant, names: list[str
             ledger = Ledger(workspace, graph)
             recorder, builder = Recorder(ledger), Builder(ledger)
             builder.node(node)
-            recorder.run(context.run_id, context.run.tags.get("assay/trigger", "ui"))
+            recorder.run(context.run.run_id, context.run.tags.get("assay/trigger", "ui"))
             recorder.declare()
             recorder.variants([variant])
             failures: list[tuple[str, Exception]] = []
@@ -64,9 +68,9 @@ def _facts(workspace: Workspace, graph: Graph, variant: Variant, names: list[str
                 if keys[name] not in context.selected_asset_keys:
                     continue
                 try:
-                    key, built = builder.measurement(node, name, run=context.run_id, anew=timing and RETIME in context.run.tags)
+                    key, built = builder.measurement(node, name, run=context.run.run_id, anew=timing and RETIME in context.run.tags)
                 except Exception as error:  # the other suites of this variant still have their facts
-                    recorder.failure(node, name, context.run_id, error)
+                    recorder.failure(node, name, context.run.run_id, error)
                     failures.append((name, error))
                     continue
                 rows = recorder.measurement(node, name, key, built.digest)
