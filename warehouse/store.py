@@ -213,6 +213,10 @@ class Store(Shelf):
             started = time.perf_counter()
             summary = build(target)
             seconds = time.perf_counter() - started
+            if not isinstance(summary, dict):
+                raise TypeError(
+                    f"the build of {kind_of(action, kind)} returned {summary!r}; expected its summary, a dict (which may be empty)"
+                )
             try:
                 summary = json.loads(canonical_json(summary))
             except (TypeError, ValueError) as error:
