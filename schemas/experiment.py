@@ -59,9 +59,9 @@ class Grid(Spec):
     """Which combinations: those that some ``include`` pattern allows and no ``exclude`` pattern does. A pattern leaves free the axes it does not name."""
 
     include: list[Options] | None = Field(
-        default=None, max_length=1000, description="patterns; a variant needs one of them; all, if it is left out"
+        default=None, max_length=200, description="patterns; a variant needs one of them; all, if it is left out"
     )
-    exclude: list[Options] = Field(default=[], max_length=1000, description="patterns; a variant may have none of them")
+    exclude: list[Options] = Field(default=[], max_length=200, description="patterns; a variant may have none of them")
 
 
 class Budget(Spec):

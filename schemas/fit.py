@@ -84,8 +84,13 @@ def _grid(experiment: Experiment, parsed: ExperimentFile) -> tuple[Points, list[
     asked = sum(prod(map(len, choice)) for choice in choices)
     kept: set[Point] = set()
     if asked <= LARGEST_PRODUCT:
-        every = (point for choice in choices for point in product(*choice))
-        kept = {point for point in every if not any(matches(pattern, dict(zip(axes, point, strict=True))) for pattern in exclude)}
+        without = [[(axis, set(options)) for axis, options in enumerate(allowed(pattern, axes))] for pattern in exclude]
+        kept = {
+            point
+            for choice in choices
+            for point in product(*choice)
+            if not any(all(point[axis] in wanted for axis, wanted in each) for each in without)
+        }
     if asked > LARGEST_PRODUCT or len(kept) > parsed.max_variants:
         sizes = " × ".join(str(len(options)) for options in axes.values())
         message = f"the grid has {len(kept) or asked:,} variants (axes: {sizes}), more than max_variants = {parsed.max_variants:,}"

@@ -33,12 +33,17 @@ class Registries:
     reserved: frozenset[str] = field(default=frozenset())
 
 
+MOST_TOLD = 50  # problems in the text of an error
+
+
 class ExperimentError(ValueError):
-    """Everything that is wrong with one experiment file."""
+    """Everything that is wrong with one experiment file: all of it in ``problems``, the first of it in the text."""
 
     def __init__(self, file: Path, problems: list[Problem]):
         self.file, self.problems = file, problems
-        lines = [f"{file}:{problem.line}: {problem}" if problem.line else f"{file}: {problem}" for problem in problems]
+        lines = [f"{file}:{problem.line}: {problem}" if problem.line else f"{file}: {problem}" for problem in problems[:MOST_TOLD]]
+        if len(problems) > MOST_TOLD:
+            lines.append(f"{file}: and {len(problems) - MOST_TOLD:,} more problems")
         super().__init__("\n".join(lines))
 
 

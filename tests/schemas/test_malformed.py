@@ -181,6 +181,26 @@ def test_an_unknown_protocol_is_not_told_again_by_the_budgets_that_need_it(good,
     assert [spell(problem.path) for problem in caught.value.problems] == ["measure[0]"]
 
 
+def test_of_very_many_problems_the_first_are_told_and_the_rest_counted(good, parse):
+    with pytest.raises(ExperimentError) as caught:
+        parse(good + "".join(f"x{number}: 1\n" for number in range(60)))
+    assert len(caught.value.problems) == 60
+    assert str(caught.value).splitlines()[-1].endswith("experiment.yaml: and 10 more problems")
+
+
+def test_two_hundred_patterns_over_five_thousand_points_are_judged_in_seconds(parse):
+    """Each point was once made a mapping for each pattern, which took 8 s."""
+    axes = "".join(
+        f"  {axis}: {{none: [], {', '.join(f'{axis}{n}: [{{kind: prune_depth, layers: {n}, score: {score}}}]' for n in range(1, 70))}}}\n"
+        for axis, score in (("a", "angular"), ("b", "block_influence"))
+    )
+    patterns = "".join(f"    - {{a: a{n % 69 + 1}, b: b{n // 69 + 1}}}\n" for n in range(200))
+    started = time.monotonic()
+    experiment = parse(f"name: x\nbase: unseen\nmeasure: [bytes]\nmax_variants: 5000\naxes:\n{axes}grid:\n  exclude:\n{patterns}")
+    assert len(experiment.points) == 70 * 70 - 200
+    assert time.monotonic() - started < 20
+
+
 # --- whatever is written ---------------------------------------------------------------------------------------------------------------------
 
 JUNK = st.one_of(
