@@ -121,12 +121,11 @@ def _reference(workspace: Workspace, graph: Graph, name: str, protocol: Divergen
 
 def built_metadata(workspace: Workspace, built: Built) -> dict[str, Any]:
     """What the UI shows of an artifact: cached or computed and why, its size, its path, what the op said."""
-    manifest = workspace.store.manifest(built.digest)
-    summary = manifest.summary
+    summary = built.summary  # the action's own: another that came to the same bytes had other scores
     told: dict[str, Any] = {
         "cached": dg.MetadataValue.bool(built.cached),
         "seconds": round(built.seconds, 3),
-        "size_bytes": manifest.size_bytes,
+        "size_bytes": workspace.store.manifest(built.digest).size_bytes,
         "digest": built.digest,
         "path": dg.MetadataValue.path(str(built.path)),
         "summary": dg.MetadataValue.json(summary),

@@ -9,7 +9,6 @@ from assay.assets.ledger import Ledger
 from assay.assets.measurements import measured
 from assay.assets.pictures import inline
 from assay.assets.record import Recorder
-from assay.assets.report import frontier, markdown_table, write_report
 from assay.assets.steps import RETRY, step
 from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Resources
@@ -44,6 +43,8 @@ def _report(workspace: Workspace, graph: Graph) -> dg.AssetsDefinition:
         retry_policy=RETRY,
     )
     def report(context: dg.AssetExecutionContext):
+        from assay.assets.report import frontier, markdown_table, write_report
+
         with step(workspace.home, Resources()):
             Recorder(Ledger(workspace, graph)).declare()
             file = write_report(workspace, experiment)
@@ -92,6 +93,8 @@ def _regression(workspace: Workspace) -> dg.AssetsDefinition:
         retry_policy=RETRY,
     )
     def warehouse_regression():
+        from assay.assets.report import markdown_table
+
         with step(workspace.home, Resources()):
             moved = regression(connect(workspace.facts.root))
             return dg.MaterializeResult(

@@ -14,6 +14,17 @@ from assay.schemas.spec import Spec
 Status = Literal["ok", "noisy", "failed", "not_finite"]
 
 
+class ExperimentRow(Spec):
+    """An experiment as it was last declared: a variant that is no longer among ``variants`` is history and in no view."""
+
+    experiment: str
+    question: str
+    axes: list[str] = Field(description="axis names in declared order")
+    variants: list[str] = Field(description="slugs in declared order")
+    spec_json: str
+    declared_at: datetime
+
+
 class VariantRow(Spec):
     """A variant of an experiment and what it came to; written again whenever it is materialized, the latest ``recorded_at`` counts."""
 
@@ -156,6 +167,7 @@ class BudgetRow(Spec):
 
 
 TABLES: dict[str, type[Spec]] = {
+    "experiment": ExperimentRow,
     "variant": VariantRow,
     "variant_axis": VariantAxisRow,
     "step": StepRow,

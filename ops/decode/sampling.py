@@ -107,14 +107,15 @@ def uniforms(count: int, generator: torch.Generator | None) -> list[float]:
         ValueError: there is no generator: one that all requests shared would make a draw depend on its neighbours.
     """
     require_generator(generator)
-    return torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device if generator else None).tolist()
+    assert generator is not None
+    return torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device).tolist()
 
 
 def sample(probs: Float[Tensor, " vocab"], generator: torch.Generator | None) -> int:
-    """One token of ``probs``; a request has one ``generator``, which advances with each draw.
+    """One token of ``probs``; a request has one ``generator``, which advances by one number with each draw.
 
-    Where all mass is on one token, that one is returned and nothing is drawn. The draw happens on the generator's device, so that a CPU generator
-    gives the same tokens whatever device the model is on.
+    The number u in [0, 1) falls into one token's stretch of the cumulative sum (float64), so a draw costs one number whatever the vocabulary, and the
+    same seed gives the same tokens whatever device the model is on. Where all mass is on one token, that one is returned and nothing is drawn.
 
     Args:
         probs: not negative; need not sum to 1.
@@ -122,14 +123,15 @@ def sample(probs: Float[Tensor, " vocab"], generator: torch.Generator | None) ->
         ValueError: there is something to draw and no generator, or no mass at all.
     """
     largest, token = probs.max(dim=-1)
-    total = probs.sum()
-    if not float(total) > 0:
+    cumulative = probs.double().cumsum(dim=-1)
+    total = float(cumulative[-1])
+    if not total > 0:
         raise ValueError("the distribution has no mass, so no token can be drawn; expected at least one positive probability")
-    if float(largest) == float(total):
+    if float(largest) == total:
         return int(token)
-    require_generator(generator)
-    assert generator is not None
-    return int(torch.multinomial(probs.to(generator.device), 1, generator=generator))
+    (u,) = uniforms(1, generator)
+    drawn = int(torch.searchsorted(cumulative, u * total, right=True))
+    return drawn if drawn < probs.shape[-1] else int(probs.nonzero()[-1])  # u * total can round up to the total
 
 
 def require_generator(generator: torch.Generator | None) -> None:

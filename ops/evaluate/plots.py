@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREY = "#2f6db3", "#d9682b", "#8a8a8a"
 LIMIT_BYTES = 50_000
+ZERO_NATS = 1e-8  # below it a mean KL is rounding, and a logarithmic axis has no place for it
 
 
 def kl_histogram_png(edges: Sequence[float], counts: Sequence[int], *, marks: Mapping[str, float] | None = None, title: str = "") -> bytes:
@@ -49,15 +50,15 @@ def frontier_png(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> bytes
     points = [(str(row["label"]), row["size_bytes"] / 2**20, float(row["kl_mean_nats"])) for row in rows if _drawable(row)]
     if not points:
         raise ValueError("there is no variant with both a size and a finite KL to draw")
-    floor = min((kl for *_, kl in points if kl > 1e-9), default=1e-3) / 10  # where a KL of zero is drawn
-    placed = sorted((size, max(kl, floor), label) for label, size, kl in points)
+    floor = min((kl for *_, kl in points if kl > ZERO_NATS), default=1e-3) / 10  # where a KL of zero is drawn
+    placed = sorted((size, kl, label) if kl > ZERO_NATS else (size, floor, f"{label} (KL 0)") for label, size, kl in points)
     front, best = [], math.inf
     for size, kl, _ in placed:
         if kl < best:
             front.append((size, kl))
             best = kl
     figure, axes = _figure(title, width=7.2, height=4.6)
-    axes.plot(*zip(*front, strict=True), color=ORANGE, linewidth=1.2, zorder=1, label="smallest KL at its size")
+    axes.plot(*zip(*front, strict=True), color=ORANGE, linewidth=1.2, zorder=1, label="none smaller has a smaller KL")
     axes.scatter([size for size, *_ in placed], [kl for _, kl, _ in placed], color=BLUE, s=26, zorder=2)
     axes.set_yscale("log")
     axes.margins(x=0.16, y=0.12)
@@ -71,23 +72,16 @@ def frontier_png(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> bytes
 def layer_curve_png(
     scores: Sequence[float], removed: Sequence[int] = (), *, title: str = "", label: str = "Block Influence (1 − cos)"
 ) -> bytes:
-    """A score for each layer, with the removed ones marked."""
+    """A score for each layer, with the removed ones marked; of a run that is scored by its first layer, later layers may have no score."""
     if not scores:
         raise ValueError("there is no layer to draw")
     figure, axes = _figure(title)
-    gone = set(removed)
+    gone = sorted(set(removed))
     axes.plot(range(len(scores)), scores, color=BLUE, linewidth=1.2, marker="o", markersize=4)
     if gone:
-        marked = sorted(gone)
-        axes.scatter(
-            marked,
-            [scores[layer] for layer in marked],
-            color=ORANGE,
-            s=48,
-            zorder=3,
-            marker="X",
-            label=f"removed: {', '.join(map(str, marked))}",
-        )
+        marked = [layer for layer in gone if layer < len(scores)]
+        name = f"removed: {', '.join(map(str, gone))}"
+        axes.scatter(marked, [scores[layer] for layer in marked], color=ORANGE, s=48, zorder=3, marker="X", label=name)
         axes.legend(frameon=False, fontsize=9)
     if min(scores) > 0 and max(scores) > 20 * min(scores):
         axes.set_yscale("log")

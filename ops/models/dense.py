@@ -163,8 +163,25 @@ def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
     """
     check_finite(model.state_dict().items())
     write_tokenizer(tokenizer, directory)
+    write_weights(model, directory)
+
+
+def write_weights(model: PreTrainedModel, directory: Path, state: dict[str, Tensor] | None = None) -> None:
+    """Config, generation config and safetensors of ``model``, or of ``state`` in its place, readable by whoever can read the config."""
+    _keep_greedy(model)
     with quiet():
-        model.save_pretrained(directory)
+        model.save_pretrained(directory, state_dict=state)
+    for path in weight_files(directory):  # they are written for their owner alone
+        path.chmod((Path(directory) / "config.json").stat().st_mode)
+
+
+def _keep_greedy(model: PreTrainedModel) -> None:
+    """Drop sampling numbers of a generation config that does not sample: published models have them, and saving them is refused."""
+    config = model.generation_config
+    if config is not None and not config.do_sample:
+        for number in ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff", "top_h"):
+            if getattr(config, number, None) is not None:
+                setattr(config, number, None)
 
 
 def write_tokenizer(tokenizer: PreTrainedTokenizerBase | Path | None, directory: Path) -> None:

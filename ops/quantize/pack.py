@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from assay.ops.models import structure
-from assay.ops.models.dense import check_finite, quiet, write_tokenizer
+from assay.ops.models.dense import check_finite, write_tokenizer, write_weights
 from assay.ops.quantize.grid import Quantized, dequantize
 
 FORMAT = "pack-quantized"
@@ -103,9 +103,8 @@ def save_packed(
     if tied and structure.embedding(model)[0] in layers:
         state.pop(f"{head_name}.weight", None)  # one tensor, stored once: packed under the embedding's name
     write_tokenizer(tokenizer, directory)
-    with quiet():
-        model.save_pretrained(directory, state_dict=state)
-        compressor.update_config(str(directory))
+    write_weights(model, directory, state)
+    compressor.update_config(str(directory))
     plain = symmetric and all(isinstance(module, nn.Linear) for module in modules.values())
     (Path(directory) / "README.md").write_text(_readme(bits, group_size, symmetric, plain))
     weights = sum(quantized.codes.numel() for quantized in layers.values())

@@ -2,13 +2,14 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from duckdb import DuckDBPyConnection
 
 from assay.schemas.facts import (
     BudgetRow,
@@ -22,6 +23,7 @@ from assay.schemas.facts import (
     VariantAxisRow,
     VariantRow,
 )
+from assay.warehouse.database import connect
 from assay.warehouse.facts import FactStore
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -78,6 +80,13 @@ def quickstart(store: FactStore, quickstart_facts: Path) -> FactStore:
     """The experiment quickstart over prune × quantize × draft, measured in two runs; the second one made int4 decode slower."""
     shutil.copytree(quickstart_facts, store.root, dirs_exist_ok=True)
     return store
+
+
+@pytest.fixture(scope="session")
+def quickstart_warehouse(quickstart_facts: Path) -> Iterator[DuckDBPyConnection]:
+    """A connection to those facts, for tests that add none."""
+    with connect(quickstart_facts) as connection:
+        yield connection
 
 
 @pytest.fixture(scope="session")

@@ -21,9 +21,8 @@ TABLE = "SELECT prune, quantize, draft, kl_mean_nats, decode_tok_s, acceptance_r
 
 
 @pytest.fixture
-def warehouse(quickstart):
-    with connect(quickstart.root) as connection:
-        yield connection
+def warehouse(quickstart_warehouse):
+    return quickstart_warehouse
 
 
 @pytest.fixture

@@ -80,11 +80,10 @@ def test_there_are_ten_questions():
 
 
 @pytest.mark.parametrize("path", QUERIES, ids=lambda path: path.stem)
-def test_a_question_has_its_answer(quickstart, path):
+def test_a_question_has_its_answer(quickstart_warehouse, path):
     sql = path.read_text(encoding="utf-8")
     assert re.match(r"-- [A-Z].*\?\n", sql)
-    with connect(quickstart.root) as connection:
-        rows = connection.sql(sql).fetchall()
+    rows = quickstart_warehouse.sql(sql).fetchall()
     number = path.name[:2]
     assert len(rows) == ROWS[number] and rows[0] == pytest.approx(ANSWERS[number])
 

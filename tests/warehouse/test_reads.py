@@ -1,17 +1,32 @@
 """Each read is the view of its name for one experiment, in an order that a report can print."""
 
+import shutil
+from datetime import UTC, datetime
+
 import polars as pl
 import pytest
 
+from assay.schemas.facts import VariantRow
 from assay.warehouse import reads
 from assay.warehouse.database import connect
+from assay.warehouse.facts import FactStore
 
 
-@pytest.fixture
-def warehouse(quickstart, make_variant):
-    quickstart.append("variant", [make_variant("lonely", experiment="other"), make_variant("v", experiment="run")])
-    with connect(quickstart.root) as connection:
+@pytest.fixture(scope="module")
+def warehouse(quickstart_facts, tmp_path_factory, variants):
+    facts = FactStore(shutil.copytree(quickstart_facts, tmp_path_factory.mktemp("reads") / "facts"))
+    facts.append("variant", variants)
+    with connect(facts.root) as connection:
         yield connection
+
+
+@pytest.fixture(scope="module")
+def variants():
+    common = {"base": "tiny", "artifact_digest": "a", "target_digest": "a", "checkpoint_digest": "a", "spec_json": "[1]"}
+    now = datetime.now(UTC)
+    return [
+        VariantRow(experiment=name, variant=variant, recorded_at=now, **common) for name, variant in (("other", "lonely"), ("run", "v"))
+    ]
 
 
 def test_experiments_by_name(warehouse):

@@ -4,6 +4,7 @@ import math
 from datetime import timedelta
 
 import pytest
+from duckdb import DuckDBPyConnection
 
 from assay.schemas.facts import BudgetRow, ExperimentRow, ProtocolRow, VariantAxisRow
 from assay.warehouse.database import connect
@@ -13,11 +14,18 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture
 def ask(store):
-    def answer(query: str) -> list[tuple]:
-        with connect(store.root) as connection:
-            return connection.sql(query).fetchall()
+    """Answers from the facts as they are at each call; facts that have not changed are not read again."""
+    read: dict[tuple, DuckDBPyConnection] = {}
 
-    return answer
+    def answer(query: str) -> list[tuple]:
+        state = tuple((path, path.stat().st_mtime_ns) for path in sorted(store.root.rglob("*.parquet")))
+        if state not in read:
+            read[state] = connect(store.root)
+        return read[state].sql(query).fetchall()
+
+    yield answer
+    for connection in read.values():
+        connection.close()
 
 
 @pytest.fixture

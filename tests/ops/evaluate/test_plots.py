@@ -28,6 +28,7 @@ def rows(count: int) -> list[dict]:
         lambda: frontier_png(rows(1)),
         lambda: layer_curve_png([0.1 + 0.01 * layer for layer in range(30)], [20, 21, 22, 23]),
         lambda: layer_curve_png([0.5]),
+        lambda: layer_curve_png([0.3, 0.1, 0.2], [1, 2, 3, 4]),  # runs of four of seven layers, scored by their first
     ],
 )
 def test_a_picture_is_a_small_png_and_always_the_same(draw):

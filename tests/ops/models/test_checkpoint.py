@@ -48,6 +48,20 @@ def test_the_dtype_is_the_stored_one_unless_asked(make_llama, tmp_path):
     assert all(torch.equal(wide.state_dict()[name].bfloat16(), tensor) for name, tensor in load_model(tmp_path).state_dict().items())
 
 
+def test_a_published_generation_config_that_names_a_temperature_and_does_not_sample_can_be_saved(tl8, tmp_path):
+    tl8.generation_config.do_sample = False
+    tl8.generation_config.temperature = 0.6
+    save_checkpoint(tl8, None, tmp_path)
+    found = load_model(tmp_path).generation_config
+    assert not found.do_sample and found.temperature in (None, 1.0)
+    assert found.eos_token_id == 2
+
+
+def test_weights_are_readable_by_whoever_can_read_the_config(tl8, tmp_path):
+    save_checkpoint(tl8, None, tmp_path)
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
+
+
 def test_opening_prints_nothing(tl8_dir, capfd):
     load_model(tl8_dir)
     assert capfd.readouterr() == ("", "")
