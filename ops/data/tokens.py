@@ -91,16 +91,13 @@ def prompts(tokenizer: Any, documents: Iterable[Document], count: int, length: i
     found: list[list[int]] = []
     taken: list[str] = []
     for document in documents:
-        # most text has fewer than 16 characters a token; a document of more is tokenized whole
-        ids = _encode(tokenizer, document.text[: 16 * length])["input_ids"]
-        if len(ids) < length + MARGIN:
-            ids = _encode(tokenizer, document.text)["input_ids"]
-        if len(ids) >= length:
-            found.append(ids[:length])
+        ids = _first(tokenizer, document.text, length)
+        if len(ids) == length:
+            found.append(ids)
             taken.append(document.text)
         if len(found) == count:
             return torch.tensor(found)
-    whole = [_encode(tokenizer, text)["input_ids"] for text in taken]
+    whole = [_first(tokenizer, text, length * count) for text in taken]
     for start in range(length, max(map(len, whole), default=0), length):
         for ids in whole:
             if start + length <= len(ids) and len(found) < count:
@@ -110,6 +107,12 @@ def prompts(tokenizer: Any, documents: Iterable[Document], count: int, length: i
             f"the text has {len(found)} pieces of {length} tokens, fewer than the {count} asked for; ask for fewer or shorter ones"
         )
     return torch.tensor(found)
+
+
+def _first(tokenizer: Any, text: str, tokens: int) -> list[int]:
+    """The first ``tokens`` tokens; of a text with more than 16 characters a token, at the price of tokenizing it whole."""
+    ids = _encode(tokenizer, text[: 16 * tokens])["input_ids"]
+    return (ids if len(ids) >= tokens + MARGIN else _encode(tokenizer, text)["input_ids"])[:tokens]
 
 
 def _encode(tokenizer: Any, text: str, **options: Any) -> Any:
