@@ -169,8 +169,10 @@ def test_no_file_names_a_directory_of_the_machine_it_was_written_on():
 def test_shapes_are_checked_at_every_call_under_test():
     """The hook in conftest.py works on modules that are imported after it, through the namespace package; this one proves it does."""
     import torch
-    from jaxtyping import TypeCheckError
+    from jaxtyping import TypeCheckError, config
 
+    if config.jaxtyping_disable:
+        pytest.skip("JAXTYPING_DISABLE=1")
     from assay.ops.decode.verify import verify
 
     p, q = torch.full((3, 4), 0.25), torch.full((2, 5), 0.2)
