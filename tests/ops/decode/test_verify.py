@@ -12,6 +12,7 @@ from assay.ops.decode.sampling import sample
 from assay.ops.decode.verify import residual, verify
 
 DRAWS = 20_000
+many_draws = pytest.mark.usefixtures("unchecked_shapes")  # checking each call would take longer than the draws
 
 
 def distribution(weights):
@@ -50,6 +51,7 @@ def test_the_residual_worked_by_hand():
     assert torch.allclose(residual(torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.0, 1.0, 0.0])), torch.tensor([5 / 7, 0, 2 / 7]))
 
 
+@many_draws
 def test_a_greedy_draft_does_not_bend_the_distribution_towards_its_softmax():
     # The draft's softmax is (.9, .1) and it proposes its argmax, 0. Dividing by .9 would accept 0 with .667 instead of .6.
     p = torch.tensor([[0.6, 0.4], [0.5, 0.5]])
@@ -61,6 +63,7 @@ def test_a_greedy_draft_does_not_bend_the_distribution_towards_its_softmax():
     assert first[0] / 5000 == pytest.approx(0.600, abs=4 * (0.6 * 0.4 / 5000) ** 0.5)  # 0.028
 
 
+@many_draws
 def test_the_output_has_the_target_distribution_and_the_acceptance_is_the_overlap():
     # Drawing from p after a rejection would give (.35, .39, .26).
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.5, 0.3])
@@ -77,6 +80,7 @@ def test_the_output_has_the_target_distribution_and_the_acceptance_is_the_overla
     assert accepted / DRAWS == pytest.approx(alpha, abs=4 * (alpha * (1 - alpha) / DRAWS) ** 0.5)
 
 
+@many_draws
 def test_two_proposals_from_a_chain_give_the_target_distribution_of_pairs():
     # Rows depend on the token before them, so a rule that used a wrong row, or a bonus token from the residual, would show.
     generator = torch.Generator().manual_seed(3)
