@@ -128,8 +128,9 @@ def built_metadata(workspace: Workspace, built: Built) -> dict[str, Any]:
         "size_bytes": workspace.store.manifest(built.digest).size_bytes,
         "digest": built.digest,
         "path": dg.MetadataValue.path(str(built.path)),
-        "summary": dg.MetadataValue.json(summary),
     }
+    if "headline" not in summary:  # a measurement's are shown one by one
+        told["summary"] = dg.MetadataValue.json(summary)
     if built.reason:
         told["why_built"] = built.reason
     if "scores" in summary and "removed" in summary:

@@ -266,7 +266,7 @@ def ui(
     host: Annotated[str, typer.Option(help="Loopback unless you say otherwise.")] = "127.0.0.1",
 ) -> None:
     """Open the Dagster UI on the graph of every experiment. Stops with Ctrl-C."""
-    from assay.assets.run import set_up
+    from assay.assets.run import SETTINGS, set_up
 
     workspace = bench()
     set_up(workspace)
@@ -276,7 +276,7 @@ def ui(
     console.print(f"http://{host}:{port}  (DAGSTER_HOME {_near(workspace.dagster_home)})")
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     program = str(Path(sys.executable).parent / "dagster")
-    os.execv(program, [program, "dev", "-m", "assay.definitions", "-h", host, "-p", str(port)])
+    os.execv(program, [program, "dev", "-w", str(SETTINGS.with_name("workspace.yaml")), "-h", host, "-p", str(port)])
 
 
 @app.command("free-slots")

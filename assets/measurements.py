@@ -76,7 +76,7 @@ def _facts(workspace: Workspace, graph: Graph, variant: Variant, names: list[str
                 rows = recorder.measurement(node, name, key, built.digest)
                 found = [_verdict(check, budget, rows) for check, budget in checks[name].values() if check.key in wanted_checks]
                 yield dg.MaterializeResult(
-                    asset_key=keys[name], metadata={**built_metadata(workspace, built), **_shown(built.path, rows)},
+                    asset_key=keys[name], metadata={**_shown(built.path, rows), **built_metadata(workspace, built)},
                     data_version=dg.DataVersion(built.digest), check_results=found,
                 )  # fmt: skip
             if failures:
