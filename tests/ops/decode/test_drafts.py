@@ -1,5 +1,6 @@
 """The two drafts alone: what they propose, and what stays of it."""
 
+import copy
 import time
 
 import pytest
@@ -95,15 +96,23 @@ def test_a_round_costs_no_more_in_a_long_text():
 
 def test_a_model_draft_proposes_its_own_greedy_continuation_after_every_rollback(make_llama):
     model = make_llama(layers=2, seed=3)
-    draft = ModelDraft(model)
+    draft = ModelDraft(copy.deepcopy(model))
+    reads: list[int] = []
+    draft.model.register_forward_pre_hook(
+        lambda module, arguments, keywords: reads.append(keywords["input_ids"].shape[1]), with_kwargs=True
+    )
     text = [5, 17, 90, 3]
     draft.begin(text, vocabulary=128)
+    assert reads == [4]
     text.append(11)
+    unread = 1
     for accepted in (4, 0, 2, 1, 3, 4, 4, 0, 0):
         proposal = draft.propose(text, 4, sampling=GREEDY, generator=None)
         assert proposal.probabilities is None
         assert proposal.tokens == generate(model, text, max_new_tokens=4).tokens
+        assert reads[-4:] == [unread, 1, 1, 1]  # no row that could be kept was read again
         draft.settle(accepted)
+        unread = 2 if accepted == 4 else 1  # the fourth proposal was drawn, never read
         text += [*proposal.tokens[:accepted], 100 + accepted]
 
 
