@@ -136,5 +136,10 @@ def built_metadata(workspace: Workspace, built: Built) -> dict[str, Any]:
     if "scores" in summary and "removed" in summary:
         from assay.ops.evaluate.plots import layer_curve_png
 
-        told["layers"] = inline(layer_curve_png(summary["scores"], summary["removed"]))
+        label = (
+            "Block Influence (1 − cos)"
+            if summary["score"] == "block_influence"
+            else "angular distance from this layer to the end of its run (of π)"
+        )
+        told["layers"] = inline(layer_curve_png(summary["scores"], summary["removed"], label=label))
     return told

@@ -55,7 +55,7 @@ class Ledger:
         if not isinstance(node.step, WeightStep):
             if isinstance(node.step, Draft):
                 step = {key: value for key, value in step.items() if key not in ("variant", "base")}  # the draft's digest says which
-            return Action(step=step, code=fingerprint("assay.assets.build:write_runtime"), parents=known)
+            return Action(step=step, code=code("assay.assets.build:write_runtime"), parents=known)
         calibration = getattr(node.step, "calibration", None)
         data = {"calibration": self.text(calibration.text)} if calibration else {}
         more = ("compressed-tensors",) if node.step.kind == "quantize" else ()
@@ -107,15 +107,22 @@ def code_of(node: Node) -> str:
     if node.base is not None:
         return _code(f"import_{_kind(node.base)}_base")
     assert node.step is not None
-    return _code(node.step.kind) if isinstance(node.step, WeightStep) else fingerprint("assay.assets.build:write_runtime")
+    return _code(node.step.kind) if isinstance(node.step, WeightStep) else code("assay.assets.build:write_runtime")
 
 
 def _code(function: str) -> str:
-    return fingerprint(f"assay.ops.apply:{function}")
+    return code(f"assay.ops.apply:{function}")
 
 
 def measuring_code(suite: str) -> str:
-    return fingerprint(f"assay.ops.measure:{suite}")
+    """The code fingerprint of what measures ``suite``."""
+    return code(f"assay.ops.measure:{suite}")
+
+
+@cache
+def code(entry: str) -> str:
+    """The fingerprint of ``entry`` as the source was when this process first asked: code that it has loaded is never called by a later one."""
+    return fingerprint(entry)
 
 
 _versions = cache(numerics_versions)

@@ -35,10 +35,10 @@ class Board:
         elif kind == dg.DagsterEventType.ASSET_MATERIALIZATION and event.asset_key is not None:
             self._materialized(event)
         elif kind == dg.DagsterEventType.STEP_UP_FOR_RETRY:
-            self.console.print(f"[yellow]again[/]   {(event.step_key or '').replace('__', ' / ')}: {_reason(event)}")
+            self._say(f"[yellow]again[/]   {(event.step_key or '').replace('__', ' / ')}: {_reason(event)}")
         elif kind == dg.DagsterEventType.STEP_FAILURE:
             self.failed += 1
-            self.console.print(f"[red]failed[/]  {(event.step_key or '').replace('__', ' / ')}: {_reason(event)}")
+            self._say(f"[red]failed[/]  {(event.step_key or '').replace('__', ' / ')}: {_reason(event)}")
 
     def _materialized(self, event: dg.DagsterEvent) -> None:
         assert event.asset_key is not None
@@ -47,14 +47,17 @@ class Board:
         self.predicted += self.left.pop(event.asset_key, 0.0)
         if told.get("cached"):
             self.cached += 1
-            self.console.print(f"[dim]cached  {name}[/]")
+            self._say(f"[dim]cached  {name}[/]")
             return
         self.built += 1
         size = told.get("size_bytes")
         details = [f"{told['seconds']:.1f} s"] if isinstance(told.get("seconds"), float) else []
         details += [f"{size / 2**20:,.1f} MiB"] if isinstance(size, int) and size > 2**20 else []
         details += [f"{label} {told[key]:.4g}" for key, label in _HEADLINES.items() if isinstance(told.get(key), float)]
-        self.console.print(f"[green]done[/]    {name}  [dim]{'  '.join(details)}[/]")
+        self._say(f"[green]done[/]    {name}  [dim]{'  '.join(details)}[/]")
+
+    def _say(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True)
 
     def time_left(self) -> str:
         """Predicted seconds of what is left, at the pace of what is done."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.assets.build import RESULT
 from assay.assets.ledger import Ledger
-from assay.schemas.experiment import Variant
+from assay.schemas.experiment import Variant, empty_option
 from assay.schemas.facts import (
     BudgetRow,
     ExperimentRow,
@@ -85,7 +85,7 @@ class Recorder:
                                    target_digest=self._digest(node.target), checkpoint_digest=self._digest(node.checkpoint), spec_json=spec, recorded_at=now))  # fmt: skip
             axes += [
                 VariantAxisRow(experiment=variant.experiment, variant=variant.slug, axis=axis, option=option)
-                for axis, option in variant.options
+                for axis, option in variant.options or self._without_steps()
             ]
         experiment = self.ledger.experiment.name
         if rows:
@@ -122,7 +122,7 @@ class Recorder:
         protocol = self.ledger.experiment.protocols[name]
         row = Measurement.model_validate({
             **self._common(node, protocol, run, _now()), "metric": protocol.suite, "value": None, "unit": "", "n": 0, "status": "failed",
-            "message": f"{type(error).__name__}: {error}"[:2000],
+            "message": "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])[:2000],
         })  # fmt: skip
         self.facts.append("measurement", [row], name=f"failed-{digest_of([row.artifact_digest, row.protocol_digest])[:32]}-{run}")
 
@@ -131,6 +131,11 @@ class Recorder:
         timed = {"device_digest": device_row().device_digest} if protocol.suite in TIMED_SUITES else {}
         return {"artifact_digest": self._digest(subject), "base_digest": self._digest(self.ledger.graph.base), "protocol_digest": digest_of(protocol),
                 "suite": protocol.suite, "seed": getattr(protocol, "seed", 0), "run": run, "measured_at": when, **timed}  # fmt: skip
+
+    def _without_steps(self) -> list[tuple[str, str]]:
+        """The base where it is no grid point, as a place on the axes: the empty option of each that has one."""
+        axes = self.ledger.experiment.axes
+        return [(axis, empty_option(options)) for axis, options in axes.items() if not all(options.values())]
 
     def _digest(self, node: Node) -> str:
         digest = self.ledger.digest(node)

@@ -27,10 +27,10 @@ def load_registries() -> Registries:
 
 
 def find_experiments(places: Iterable[Path]) -> dict[str, Path]:
-    """Experiment files by their file name, in the directories and files of ``places``; the first of a name wins."""
+    """Experiment files by their file name, in the directories and files of ``places``; the first of a name wins. A place that is not there holds none."""
     found: dict[str, Path] = {}
     for place in places:
-        for file in sorted(place.glob("*.yaml")) if place.is_dir() else [place]:
+        for file in sorted(place.glob("*.yaml")) if place.is_dir() else [place] if place.is_file() else []:
             found.setdefault(file.stem, file)
     return found
 

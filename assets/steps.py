@@ -39,7 +39,8 @@ def step(home: Path, resources: Resources, *, timing: bool = False) -> Iterator[
     except Exception as error:
         if is_passing(error):
             raise
-        raise dg.Failure(description=f"{type(error).__name__}: {error}", allow_retries=False) from error
+        told = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+        raise dg.Failure(description=told, allow_retries=False) from error
 
 
 @contextmanager

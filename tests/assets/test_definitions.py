@@ -67,7 +67,9 @@ def test_a_changed_spec_and_a_changed_op_change_the_code_version_of_that_step_al
 
     real = ledger.fingerprint
     monkeypatch.setattr(ledger, "fingerprint", lambda entry: real(entry) + ("changed" if entry.endswith(":prune_depth") else ""))
+    ledger.code.cache_clear()
     changed = {key: spec.code_version for key, spec in specs(bench).items()}
+    ledger.code.cache_clear()
     assert {key for key in before if before[key] != changed[key]} == {"tiny/depth1"}
 
 
