@@ -28,6 +28,7 @@ def is_passing(error: BaseException) -> bool:
 @contextmanager
 def step(home: Path, resources: Resources, *, timing: bool = False) -> Iterator[None]:
     """Run a step: hold what it needs, and say of an error whether it is worth another try."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' own bars: a log is no terminal, and a terminal has ours
     try:
         with ExitStack() as held:
             held.enter_context(_quiet(home / "locks" / "timing.lock", alone=timing))

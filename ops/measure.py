@@ -209,10 +209,10 @@ def acceptance(protocol: Acceptance, subject: Subject, *, reference: Path | None
     import torch
 
     from assay.ops.decode.acceptance import acceptance_by_position
+    from assay.ops.decode.difference import first_difference
     from assay.ops.decode.generate import generate
-    from assay.ops.decode.session import Session
     from assay.ops.decode.speculate import speculative_generate
-    from assay.ops.evaluate.acceptance import compare_tokens, ratio
+    from assay.ops.evaluate.acceptance import differing, ratio
     from assay.ops.models.checkpoint import weights_path
 
     draft, gamma = _draft(subject, protocol.dtype), subject.draft[1] if subject.draft else 0
@@ -220,21 +220,22 @@ def acceptance(protocol: Acceptance, subject: Subject, *, reference: Path | None
     prompts = _prompts(protocol, tokenizer, protocol.prompts, protocol.prompt_tokens, experiment_dir)
     eos = _eos_ids(model)
     settings = {"max_new_tokens": protocol.new_tokens, "eos_ids": eos, "kv_format": subject.kv_format, "vocabulary": len(tokenizer)}
-    spoken, differences = [], []
+    spoken, mismatches, compared, parted = [], 0, 0, []
     for index, prompt in enumerate(prompts):
         random = torch.Generator(device=model.device).manual_seed(protocol.seed + index)
         spoken.append(
             speculative_generate(model, draft, prompt, gamma=gamma, temperature=protocol.temperature, generator=random, **settings)
         )
         if protocol.temperature == 0:
-            plain = generate(model, prompt, **settings).tokens
-
-            def gap_at(position: int, prompt: list[int] = prompt, plain: list[int] = plain) -> float:
-                logits = Session(model, kv_format=subject.kv_format).read([*prompt, *plain[:position]], keep=1)[0, : len(tokenizer)]
-                best, second = logits.float().topk(2).values.tolist()
-                return best - second
-
-            differences.append(compare_tokens(plain, spoken[-1].tokens, gap_at))
+            plain, drafted = generate(model, prompt, **settings).tokens, spoken[-1].tokens
+            where = first_difference(
+                model, prompt, plain, drafted, block=gamma + 1, kv_format=subject.kv_format, vocabulary=settings["vocabulary"]
+            )
+            # After a near tie both texts are right and go on differently, so nothing behind it is compared.
+            rounding = where is not None and where.near_tie
+            mismatches += 0 if rounding else differing(plain, drafted)
+            compared += where.position if where is not None and rounding else max(len(plain), len(drafted))
+            parted += [where._asdict() | {"prompt": index, "near_tie": rounding}] if where else []
     path = weights_path(subject.checkpoint)
     rounds = [(len(each.tokens) - 1, each.rounds) for each in spoken]
     proposals = [(sum(each.accepted), sum(each.proposed)) for each in spoken]
@@ -254,9 +255,9 @@ def acceptance(protocol: Acceptance, subject: Subject, *, reference: Path | None
         "new_tokens": sum(len(each.tokens) for each in spoken),
     }
     if protocol.temperature == 0:
-        compared = sum(each.compared for each in differences)
-        metrics.append(metric("greedy_mismatches", sum(each.differing for each in differences), "1", compared, path=path))
-        notes |= {"near_ties": sum(each.near_tie for each in differences), "first_differences": [each.first for each in differences]}
+        metrics.append(metric("greedy_mismatches", mismatches, "1", compared, path=path))
+        finite = [{key: None if value == float("inf") else value for key, value in each.items()} for each in parted]
+        notes |= {"near_ties": sum(each["near_tie"] for each in parted), "parted": finite}
     items = [
         {"item": index, "metric": name, "value": part / whole if whole else None}
         for name, parts in (("acceptance_rate", proposals), ("tokens_per_round", rounds))
@@ -266,7 +267,7 @@ def acceptance(protocol: Acceptance, subject: Subject, *, reference: Path | None
 
 
 def speed(protocol: Speed, subject: Subject, *, reference: Path | None, experiment_dir: Path | None) -> Result:
-    """Prefill and decode rates; with a draft, decoding with and without it by turns. End-of-sequence tokens are ignored: the length is fixed.
+    """Prefill and decode rates, every variant in one loop; with a draft, decoding with and without it by turns. End-of-sequence tokens are ignored: the length is fixed.
 
     Raises:
         ValueError: a draft at a batch above 1, which speculation here does not do.
@@ -275,7 +276,7 @@ def speed(protocol: Speed, subject: Subject, *, reference: Path | None, experime
 
     from assay.ops.decode.generate import generate
     from assay.ops.decode.speculate import speculative_generate
-    from assay.ops.evaluate.speed import decode_speed, decode_speed_with_and_without, prefill_speed
+    from assay.ops.evaluate.speed import batch_decode, decode_speeds, prefill_speed
     from assay.ops.evaluate.timing import peak_rss_bytes, reset_peak_rss
     from assay.ops.kv.cache import make_cache
     from assay.ops.models.checkpoint import weights_path
@@ -292,22 +293,28 @@ def speed(protocol: Speed, subject: Subject, *, reference: Path | None, experime
     def cache() -> Any:
         return make_cache(model, subject.kv_format)
 
-    rates = {"prefill_tok_s": prefill_speed(model, long, make_cache=cache, repeats=protocol.repeats)}
-    if subject.draft is None:
-        rates["decode_tok_s"] = decode_speed(model, short, new_tokens=protocol.new_tokens, make_cache=cache, repeats=protocol.repeats)
-    else:
-        draft = _draft(subject, protocol.dtype)
-        settings = {"max_new_tokens": protocol.new_tokens, "kv_format": subject.kv_format, "vocabulary": len(tokenizer)}
+    settings = {"max_new_tokens": protocol.new_tokens, "kv_format": subject.kv_format, "vocabulary": len(tokenizer)}
 
-        def plain() -> tuple[int, float]:
-            done = generate(model, short, **settings)
-            return len(done.tokens) - 1, done.decode_seconds
+    def plain() -> tuple[int, float]:
+        if protocol.batch > 1:
+            rows, seconds = batch_decode(model, short, new_tokens=protocol.new_tokens, cache=cache())
+            return len(rows) * (protocol.new_tokens - 1), seconds
+        done = generate(model, short, **settings)
+        return len(done.tokens) - 1, done.decode_seconds
+
+    runs = {"decode_tok_s": plain}
+    if subject.draft is not None:
+        draft, gamma = _draft(subject, protocol.dtype), subject.draft[1]
 
         def drafted() -> tuple[int, float]:
-            done = speculative_generate(model, draft, short, gamma=subject.draft[1] if subject.draft else 0, **settings)
+            done = speculative_generate(model, draft, short, gamma=gamma, **settings)
             return len(done.tokens) - 1, done.decode_seconds
 
-        rates["decode_no_draft_tok_s"], rates["decode_tok_s"] = decode_speed_with_and_without(plain, drafted, repeats=protocol.repeats)
+        runs = {"decode_no_draft_tok_s": plain, "decode_tok_s": drafted}
+    rates = {
+        "prefill_tok_s": prefill_speed(model, long, make_cache=cache, repeats=protocol.repeats),
+        **decode_speeds(runs, repeats=protocol.repeats),
+    }
     threads, path = torch.get_num_threads(), weights_path(subject.checkpoint)
     metrics = [
         metric(name, rate.tok_s, "tok/s", len(rate.times.seconds), rate.standard_error, status=rate.times.status, threads=threads, path=path,

@@ -1,37 +1,13 @@
-"""Speculation against plain decoding: where tokens differ, and what rounds of several prompts come to. Not here: decoding (``ops/decode``)."""
+"""Speculated against plain text, and what rounds of several prompts come to. Not here: decoding (``ops/decode``)."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
-
-NEAR_TIE = 1e-4  # logits: a smaller gap between the two largest may be decided by rounding
+from collections.abc import Sequence
 
 
-class Difference(NamedTuple):
-    """How a speculated text differs from the plain one. ``near_tie``: at the first difference the two best logits were closer than ``NEAR_TIE``."""
-
-    first: int | None
-    differing: int
-    compared: int
-    near_tie: bool
-
-
-def compare_tokens(plain: Sequence[int], speculated: Sequence[int], gap_at: Callable[[int], float]) -> Difference:
-    """Compare token by token; positions that only one text has count as differing.
-
-    After a near tie both texts are right and go on differently, so nothing behind it is compared and nothing counts as differing.
-
-    Args:
-        gap_at: the gap between the two largest logits of the target at a position of the plain text; asked for at the first difference only.
-    """
-    longest = max(len(plain), len(speculated))
-    differing = [index for index in range(longest) if index >= len(plain) or index >= len(speculated) or plain[index] != speculated[index]]
-    if not differing:
-        return Difference(None, 0, longest, False)
-    first = differing[0]
-    if first < min(len(plain), len(speculated)) and gap_at(first) < NEAR_TIE:
-        return Difference(first, 0, first, True)
-    return Difference(first, len(differing), longest, False)
+def differing(plain: Sequence[int], speculated: Sequence[int]) -> int:
+    """How many positions differ; those that only one text has count as differing."""
+    shared = min(len(plain), len(speculated))
+    return sum(one != other for one, other in zip(plain, speculated, strict=False)) + max(len(plain), len(speculated)) - shared
 
 
 def ratio(parts: Sequence[tuple[float, float]]) -> tuple[float | None, float | None]:

@@ -5,7 +5,8 @@ The end of a text is ignored: every run emits the number of tokens asked for, so
 
 import inspect
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -62,16 +63,6 @@ def prefill_speed(model: Any, ids: Int64[Tensor, "batch tokens"], *, make_cache:
     return rate(ids.numel(), measure_times(once, repeats=repeats, warmup=warmup))
 
 
-def decode_speed(
-    model: Any, ids: Int64[Tensor, "batch tokens"], *, new_tokens: int, make_cache: Callable[[], Any], repeats: int, warmup: int = 1
-) -> Rate:
-    """Greedy tokens/s of a batch, the prefill and its own token not counted."""
-    return rate(
-        len(ids) * (new_tokens - 1),
-        measure_times(lambda: batch_decode(model, ids, new_tokens=new_tokens, cache=make_cache())[1], repeats=repeats, warmup=warmup),
-    )
-
-
 @torch.inference_mode()
 def batch_decode(
     model: Any, ids: Int64[Tensor, "batch tokens"], *, new_tokens: int, cache: Any, clock: Callable[[], float] = time.perf_counter
@@ -87,24 +78,20 @@ def batch_decode(
     return torch.cat(tokens, dim=1), clock() - begin
 
 
-def decode_speed_with_and_without(
-    plain: Callable[[], tuple[int, float]], drafted: Callable[[], tuple[int, float]], *, repeats: int, warmup: int = 1
-) -> tuple[Rate, Rate]:
-    """Decode rates (without, with) of a draft, the repeats taking turns.
+def decode_speeds(runs: Mapping[str, Callable[[], tuple[int, float]]], *, repeats: int, warmup: int = 1) -> dict[str, Rate]:
+    """Decode rates of several ways to decode, by name, the repeats taking turns.
 
     Args:
-        plain, drafted: decode once and return (tokens after the prefill's own, seconds that they took).
+        runs: each decodes once and returns (tokens after the prefill's own, seconds that they took).
     """
     counts: dict[str, int] = {}
 
-    def seconds(name: str, run: Callable[[], tuple[int, float]]) -> float:
-        counts[name], taken = run()
+    def seconds(name: str) -> float:
+        counts[name], taken = runs[name]()
         return taken
 
-    times = interleave_times(
-        {"plain": lambda: seconds("plain", plain), "drafted": lambda: seconds("drafted", drafted)}, repeats=repeats, warmup=warmup
-    )
-    return rate(counts["plain"], times["plain"]), rate(counts["drafted"], times["drafted"])
+    times = interleave_times({name: partial(seconds, name) for name in runs}, repeats=repeats, warmup=warmup)
+    return {name: rate(counts[name], times[name]) for name in runs}
 
 
 class _Stepper:

@@ -203,7 +203,7 @@ def test_a_wrong_verification_would_be_counted(base, experiment_dir, monkeypatch
 
     monkeypatch.setattr(speculate, "speculative_generate", wrong)
     result = measure(ACCEPTANCE, Subject(base, None, ("ngram", 4, 3, None, None), base), reference=None, experiment_dir=experiment_dir)
-    assert values(result)["greedy_mismatches"] == 3 and result.notes["first_differences"] == [0, 0, 0]
+    assert values(result)["greedy_mismatches"] == 3 and [each["position"] for each in result.notes["parted"]] == [0, 0, 0]
 
 
 def test_sampled_speculation_has_rates_and_no_mismatches(base, experiment_dir):
