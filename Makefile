@@ -53,8 +53,8 @@ check: $(READY) ## lint and types alone
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: $(READY) ## the measurements of tests/bench, one printed line each; minutes
-	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest tests/bench -o python_files='bench_*.py' -s $(ARGS)
+bench: $(READY) ## the measurements of tests/bench, one after the other; minutes
+	@for bench in tests/bench/*.py; do echo "== $$bench"; JAXTYPING_DISABLE=1 $(BIN)/python $$bench || exit 1; done
 
 lock: $(READY) ## write the versions that .venv holds into requirements.lock
 	$(BIN)/python .ci/lock.py >.venv/requirements.lock

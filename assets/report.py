@@ -16,6 +16,15 @@ from assay.warehouse.database import connect
 from assay.warehouse.prompt import shown as plain
 from assay.warehouse.reads import by_slice, devices, experiment_table, interaction, verdicts
 
+BACKGROUND = (
+    "base",
+    "device",
+    "recorded_at",
+    "divergence_status",
+    "divergence_protocol",
+    "speed_protocol",
+    "acceptance_protocol",
+)  # told below
 SLICED = ("kl_mean_nats", "acceptance_rate")
 PAGE = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
 
@@ -28,7 +37,7 @@ def write_report(workspace: Workspace, experiment: Experiment) -> Path:
         name=experiment.name,
         question=experiment.question,
         base=experiment.base,
-        table=cells(table),
+        table=cells(table.drop(BACKGROUND, strict=False)),
         picture=base64.b64encode(frontier(table)).decode() if table.height else "",
         verdicts=cells(verdicts(connection, experiment=experiment.name)),
         interaction=cells(interaction(connection, experiment=experiment.name)),

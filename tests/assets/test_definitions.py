@@ -242,3 +242,28 @@ def test_two_hundred_variants_load_without_torch(place: Path, tmp_path: Path):
     assert int(variants) == 234
     assert int(assets) > 900
     assert heavy == "[]"
+
+
+@pytest.mark.slow
+def test_the_multiprocess_executor_builds_and_records_every_variant(bench: Workspace):
+    from assay.assets.run import set_up
+    from assay.warehouse.database import connect
+    from assay.warehouse.reads import experiment_table
+
+    set_up(bench)
+    environment = {
+        **os.environ,
+        "ASSAY_EXPERIMENTS": str(bench.experiment_places[0]),
+        "ASSAY_EXECUTOR": "multiprocess",
+        "PYTHONWARNINGS": "ignore",
+    }
+    program = [sys.executable, "-m", "dagster", "asset", "materialize", "-m", "assay.definitions", "--select", 'group:"small"']
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=500, cwd=bench.home)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    table = experiment_table(connect(bench.facts.root), experiment="small")
+    assert table.height == 3
+    assert table["kl_mean_nats"].null_count() == 0
+    doubled = connect(bench.facts.root).sql(
+        "SELECT count(*) - count(DISTINCT (artifact_digest, protocol_digest, metric, slice_kind, slice)) FROM measurement"
+    )
+    assert doubled.fetchall() == [(0,)]
