@@ -56,7 +56,7 @@ def test_an_experiment_is_named_or_given_as_a_file(bench: Workspace, cli: Cli):
     [
         (("run", "nosuch"), "no experiment is named 'nosuch'; there are"),
         (("plan", "nosuch.yaml"), "there is no file nosuch.yaml"),
-        (("run", "broken"), "did you mean 'quantize'?"),
+        (("run", "broken"), "did you mean quantize?"),
         (("run", "small", "--select", "int9"), "fits no variant"),
         (("sql", "SELECT nope FROM scorecard"), "nope"),
         (("sql", "DROP TABLE measurement"), ""),
