@@ -27,6 +27,7 @@ from assay.schemas.graph import Node
 from assay.schemas.protocols import TIMED_SUITES, Protocol
 from assay.schemas.spec import canonical_json, digest_of
 from assay.warehouse.devices import device_row
+from assay.warehouse.locks import hold
 
 
 class Recorder:
@@ -44,7 +45,6 @@ class Recorder:
         }  # fmt: skip
         row = ExperimentRow(experiment=experiment.name, question=experiment.question, axes=list(experiment.axes), variants=[v.slug for v in experiment.variants],
                             spec_json=canonical_json(spec), declared_at=now)  # fmt: skip
-        self.facts.append("experiment", [row], name=experiment.name)
         for name, protocol in experiment.protocols.items():
             digest = digest_of(protocol)
             told = ProtocolRow(protocol_digest=digest, name=name, suite=protocol.suite, spec_json=canonical_json(protocol))
@@ -54,7 +54,10 @@ class Recorder:
                       blocks=budget.blocks, recorded_at=now)
             for variant in experiment.variants for budget in experiment.budgets_of(variant)
         ]  # fmt: skip
-        self.facts.append("budget", budgets, name=experiment.name)
+        # Together: budgets count from the declaration that they came with, and another step may be declaring at this moment.
+        with hold(self.ledger.workspace.home / "locks" / f"declare-{experiment.name}.lock"):
+            self.facts.append("experiment", [row], name=experiment.name)
+            self.facts.append("budget", budgets, name=experiment.name)
 
     def run(self, run: str, trigger: str) -> None:
         self._once("run", run, [RunRow(run=run, started_at=_now(), experiment=self.ledger.experiment.name, trigger=trigger)])  # type: ignore[arg-type]

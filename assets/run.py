@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -188,6 +188,3 @@ def execute(
         instance=of, asset_selection=work.keys, run_config=quiet, tags=tags, raise_on_error=False, run_id=run_id
     )
     return result.success
-
-
-Build = Callable[..., dg.Definitions]
