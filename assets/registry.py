@@ -9,10 +9,8 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from assay.schemas.base import Base, Shape
-from assay.schemas.facts import TABLES
 from assay.schemas.load import Registries
 from assay.schemas.protocols import Protocol
-from assay.warehouse.database import VIEWS
 
 HERE = Path(__file__).parent
 TEXTS = frozenset({"wikipedia", "wikipedia_train", "essays", "mathematics"})
@@ -23,7 +21,13 @@ def load_registries() -> Registries:
     bases = {name: Base.model_validate_json(json.dumps({"name": name, **entry})) for name, entry in _entries("bases.yaml")}
     adapter: TypeAdapter[Protocol] = TypeAdapter(Protocol)
     protocols = {name: adapter.validate_json(json.dumps(entry)) for name, entry in _entries("protocols.yaml")}
-    return Registries(bases, protocols, TEXTS, shape_of=shape_of, reserved=frozenset({*TABLES, *VIEWS, "metric"}))
+    return Registries(bases, protocols, TEXTS, shape_of=shape_of, reserved=taken_names())
+
+
+def taken_names() -> frozenset[str]:
+    """The tables and views of the warehouse: an experiment becomes a view and cannot have such a name."""
+    files = (HERE.parent / "warehouse").glob("*/*.sql")
+    return frozenset({"metric", *(file.stem for file in files if file.parent.name in ("tables", "views"))})
 
 
 def find_experiments(places: Iterable[Path]) -> dict[str, Path]:

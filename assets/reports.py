@@ -13,8 +13,6 @@ from assay.assets.steps import RETRY, step
 from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Resources
 from assay.schemas.graph import Graph
-from assay.warehouse.database import connect, snapshot
-from assay.warehouse.reads import experiment_table, regression
 
 
 def build_reports(workspace: Workspace, graphs: Sequence[Graph]) -> Iterator[dg.AssetsDefinition]:
@@ -44,6 +42,8 @@ def _report(workspace: Workspace, graph: Graph) -> dg.AssetsDefinition:
     )
     def report(context: dg.AssetExecutionContext):
         from assay.assets.report import frontier, markdown_table, write_report
+        from assay.warehouse.database import connect
+        from assay.warehouse.reads import experiment_table
 
         with step(workspace.home, Resources()):
             Recorder(Ledger(workspace, graph)).declare()
@@ -72,6 +72,8 @@ def _snapshot(workspace: Workspace, graphs: Sequence[Graph]) -> dg.AssetsDefinit
         retry_policy=RETRY,
     )
     def warehouse_snapshot():
+        from assay.warehouse.database import snapshot
+
         with step(workspace.home, Resources()):
             workspace.facts.compact()
             snapshot(workspace.facts.root, workspace.warehouse)
@@ -94,6 +96,8 @@ def _regression(workspace: Workspace) -> dg.AssetsDefinition:
     )
     def warehouse_regression():
         from assay.assets.report import markdown_table
+        from assay.warehouse.database import connect
+        from assay.warehouse.reads import regression
 
         with step(workspace.home, Resources()):
             moved = regression(connect(workspace.facts.root))

@@ -11,8 +11,6 @@ from assay.assets.plan import missing, plan
 from assay.assets.workspace import Workspace
 from assay.schemas.graph import Graph
 from assay.schemas.protocols import TIMED_SUITES
-from assay.warehouse.database import connect
-from assay.warehouse.reads import pareto
 
 
 def nightly(workspace: Workspace, graphs: Sequence[Graph], job: str, *, on: bool, cron: str = "0 2 * * *") -> dg.ScheduleDefinition:
@@ -37,6 +35,9 @@ def nightly(workspace: Workspace, graphs: Sequence[Graph], job: str, *, on: bool
 
 def selection(workspace: Workspace, graphs: Sequence[Graph]) -> list[dg.AssetKey]:
     """Missing or changed items, the timings of promoted variants (the base, and those on the Pareto front of bytes and KL), and what reads them."""
+    from assay.warehouse.database import connect
+    from assay.warehouse.reads import pareto
+
     chosen: dict[dg.AssetKey, None] = {}
     connection = connect(workspace.facts.root)
     for graph in graphs:

@@ -6,12 +6,15 @@ Built by ``definitions.py``, which alone reads the environment. Not here: what i
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from assay.assets.registry import find_experiments, load_registries
 from assay.schemas.experiment import Experiment
 from assay.schemas.load import ExperimentError, Registries, load_experiment
-from assay.warehouse.facts import FactStore
 from assay.warehouse.store import Store
+
+if TYPE_CHECKING:
+    from assay.warehouse.facts import FactStore
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,9 @@ class Workspace:
         return Store(self.store_url, cache=self.home / "store") if self.store_url else Store(self.home / "store")
 
     @cached_property
-    def facts(self) -> FactStore:
+    def facts(self) -> "FactStore":
+        from assay.warehouse.facts import FactStore  # polars: not needed to define assets
+
         return FactStore(self.facts_url or self.home / "facts")
 
     @property
