@@ -46,9 +46,6 @@ def run_cli(workspace: Callable[[], Workspace], build: Callable[..., Any]) -> No
             raise
         errors.print(f"[red]error[/] {_plain(error)}", soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("interrupted; what was finished is kept, and running again goes on from there")
-        sys.exit(130)
 
 
 def bench() -> Workspace:
@@ -116,6 +113,7 @@ def run(
     """Materialize an experiment: what is in the store costs nothing, the rest is built, and the result is printed."""
     from assay.assets.progress import shown
     from assay.assets.run import execute, instance, prepare, tell_dagster
+    from assay.assets.steps import interrupted
     from assay.schemas.graph import build_graph
 
     workspace = bench()
@@ -133,6 +131,9 @@ def run(
         run_id = str(uuid4())
         with shown(here, run_id, work.todo, console):
             success = execute(_context["build"]([study], workspace, executor_name="in_process"), here, work, run_id=run_id, retime=retime)
+    if interrupted.is_set():
+        errors.print("interrupted; what was finished is kept, and running again goes on from there")
+        raise typer.Exit(130)
     show_result(workspace, study)
     if not success:
         errors.print(

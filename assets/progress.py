@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from assay.assets.plan import Item
+from assay.assets.steps import NOT_BEGUN
 
 EVENTS = {
     dg.DagsterEventType.STEP_START,
@@ -36,7 +37,7 @@ class Board:
             self._materialized(event)
         elif kind == dg.DagsterEventType.STEP_UP_FOR_RETRY:
             self._say(f"[yellow]again[/]   {(event.step_key or '').replace('__', ' / ')}: {_reason(event)}")
-        elif kind == dg.DagsterEventType.STEP_FAILURE:
+        elif kind == dg.DagsterEventType.STEP_FAILURE and _reason(event) != NOT_BEGUN:
             self.failed += 1
             self._say(f"[red]failed[/]  {(event.step_key or '').replace('__', ' / ')}: {_reason(event)}")
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from filelock import FileLock, Timeout
 
 from assay.schemas.experiment import Resources
 
+interrupted = threading.Event()  # a person wants this process to stop: no further step begins
+NOT_BEGUN = "not begun: the run was interrupted"
 RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL)
 _PASSING = {errno.EIO, errno.EAGAIN, errno.ESTALE, errno.ENETDOWN, errno.ENETUNREACH, errno.ECONNRESET, errno.ETIMEDOUT, errno.EBUSY}
 
@@ -28,6 +31,8 @@ def is_passing(error: BaseException) -> bool:
 @contextmanager
 def step(home: Path, resources: Resources, *, timing: bool = False) -> Iterator[None]:
     """Run a step: hold what it needs, and say of an error whether it is worth another try."""
+    if interrupted.is_set():
+        raise dg.Failure(description=NOT_BEGUN, allow_retries=False)
     os.environ.setdefault("TQDM_DISABLE", "1")  # libraries' own bars: a log is no terminal, and a terminal has ours
     try:
         with ExitStack() as held:
@@ -35,13 +40,16 @@ def step(home: Path, resources: Resources, *, timing: bool = False) -> Iterator[
             if resources.gpu:
                 held.enter_context(_lease(home / "locks", resources.gpu))
             yield
-    except dg.Failure:
+    except (dg.Failure, GeneratorExit):
         raise
     except Exception as error:
         if is_passing(error):
             raise
         told = "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
         raise dg.Failure(description=told, allow_retries=False) from error
+    except BaseException as error:  # Ctrl-C: Dagster would try the step again, and go on with the next one
+        interrupted.set()
+        raise dg.Failure(description="interrupted", allow_retries=False) from error
 
 
 @contextmanager

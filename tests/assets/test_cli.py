@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,3 +158,25 @@ def test_a_report_is_written_from_the_facts_there_are(finished: Workspace, cli: 
     page = (finished.reports / "tiny.html").read_text()
     assert "data:image/png;base64," in page
     assert "breached" in page
+
+
+def test_ctrl_c_ends_a_run_at_once_and_the_next_one_goes_on(bench: Workspace, cli: Cli, tmp_path: Path):
+    environment = {**os.environ, "ASSAY_HOME": str(bench.home), "ASSAY_EXPERIMENTS": str(bench.experiment_places[0])}
+    program = [sys.executable, "-c", "from assay.definitions import main; main()", "run", "tiny"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(
+            program, env=environment, stdout=out, stderr=out, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+        )  # fmt: skip
+        deadline = time.monotonic() + 300
+        while "done" not in (tmp_path / "out").read_text():
+            assert process.poll() is None, (tmp_path / "out").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        code = process.wait(timeout=200)
+    text = (tmp_path / "out").read_text()
+    assert code == 130, text
+    assert "what was finished is kept" in text
+    assert "Traceback" not in text
+    assert not any((bench.store.root / "tmp").iterdir())
+    assert cli(bench, "run", "small").returncode == 0
