@@ -1,8 +1,11 @@
 """Whether two greedy texts of one model differ by rounding or by a fault. Not here: the loops that made them, or counting over prompts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, repeat
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from assay.ops.decode.generate import shared_size
 from assay.ops.decode.session import Session, vocabulary_size
@@ -12,7 +15,7 @@ class Difference(NamedTuple):
     """The first place where a speculated text leaves the plain one.
 
     ``gap`` is by how much the model, reading one token a forward, prefers the plain text's token there. ``noise`` is the largest change of any logit, up to
-    there, when the same text is read in blocks instead. Both in logits.
+    there, when the same text is read in blocks instead, in each of several ways. Both in logits.
     """
 
     position: int
@@ -53,15 +56,24 @@ def first_difference(
     if position == len(plain) == len(speculated):
         return None
     size = shared_size(vocabulary_size(model), vocabulary)
-    singly, in_blocks = Session(model, kv_format=kv_format), Session(model, kv_format=kv_format)
-    # As both loops do: the prompt at once, then the emitted tokens, of which the last one before the difference decides it.
-    row = singly.read(prompt, keep=1)[0, :size].float()
-    in_blocks.read(prompt, keep=1)
-    noise = 0.0
-    for start in range(0, position, block):
-        tokens = plain[start : min(start + block, position)]
-        for token, other in zip(tokens, in_blocks.read(tokens, keep=len(tokens))[:, :size].float(), strict=True):
-            row = singly.read([token], keep=1)[0, :size].float()
-            noise = max(noise, float((row - other).abs().max()))
+
+    def read(lengths: Iterable[int]) -> list[Tensor]:
+        """The logits after each of the shared tokens, read in blocks of these lengths; as both loops do, the prompt at once and first."""
+        session, start = Session(model, kv_format=kv_format), 0
+        rows = [session.read(prompt, keep=1)[0, :size].float()]
+        for length in lengths:
+            tokens = plain[start : min(start + length, position)]
+            if not tokens:
+                break
+            rows += list(session.read(tokens, keep=len(tokens))[:, :size].float())
+            start += length
+        return rows
+
+    singly = read(repeat(1))
+    row, noise = singly[-1], 0.0
+    # A round accepts any number of tokens, so blocks begin anywhere: every first length, then whole blocks; and every smaller block.
+    ways = [chain([first], repeat(block)) for first in range(1, block + 1)] + [repeat(length) for length in range(2, block)]
+    for lengths in ways if position else ():
+        noise = max(noise, max(float((one - other).abs().max()) for one, other in zip(singly, read(lengths), strict=True)))
     gap = float(row[plain[position]] - row[speculated[position]]) if position < shared else math.inf
     return Difference(position, gap, noise)
