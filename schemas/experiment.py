@@ -6,6 +6,7 @@ Not here: reading the YAML and judging it (``schemas/load.py``), the graph of st
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -124,7 +125,7 @@ class Variant:
     options: tuple[tuple[str, str], ...]
     steps: tuple[Step, ...]
 
-    @property
+    @cached_property
     def slug(self) -> str:
         """The option names in axis order; ``base`` for the base where it is no grid point."""
         return "__".join(option for _, option in self.options) or "base"
@@ -156,7 +157,7 @@ class Experiment:
         chosen = tuple((axis, options.get(axis) or empty_option(self.axes[axis])) for axis in self.axes)
         return Variant(self.name, chosen, tuple(step for axis, option in chosen for step in self.axes[axis][option]))
 
-    @property
+    @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """Every variant that is measured, the base first (as a grid point where it is one)."""
         found = [self.variant(dict(zip(self.axes, point, strict=True))) for point in self.points]
