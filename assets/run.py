@@ -16,6 +16,7 @@ from assay.assets.ledger import Ledger
 from assay.assets.measurements import RETIME
 from assay.assets.plan import Item, missing, plan
 from assay.assets.record import Recorder
+from assay.assets.steps import interrupted
 from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Experiment, Variant
 from assay.schemas.graph import Graph, Node
@@ -187,4 +188,8 @@ def execute(
     result = job.execute_in_process(
         instance=of, asset_selection=work.keys, run_config=quiet, tags=tags, raise_on_error=False, run_id=run_id
     )
+    for event in result.all_events:  # an interrupt that met Dagster's own code and not a step's
+        error = event.step_failure_data.error if event.is_step_failure else None
+        if error is not None and "Interrupted" in str(error.cls_name):
+            interrupted.set()
     return result.success
