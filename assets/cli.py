@@ -212,7 +212,7 @@ def gc(
 ) -> None:
     """Remove artifacts that no experiment reaches, after showing what and how much. Facts stay."""
     from assay.assets.ledger import Ledger
-    from assay.assets.reach import reachable
+    from assay.assets.plan import plan as plan_items
     from assay.schemas.graph import build_graph
     from assay.warehouse.gc import collect, plan_gc
 
@@ -222,7 +222,8 @@ def gc(
         raise MistakeError(
             "what an experiment that cannot be read needs would be removed too; mend or remove it first:\n" + "\n".join(map(str, bad))
         )
-    keys = {key for experiment in good for key in reachable(Ledger(workspace, build_graph(experiment)))}
+    items = [item for experiment in good for item in plan_items(Ledger(workspace, build_graph(experiment)))]
+    keys = {item.action.key for item in items if item.action is not None}
     found = plan_gc(workspace.store, keys, keep_days=keep_days)
     for row in found.rows:
         console.print(f"  {row.what:10} {row.name[:16]:16} {row.kind:14} {row.size_bytes / 2**20:9,.1f} MiB  {row.why}", soft_wrap=True)

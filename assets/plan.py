@@ -23,7 +23,10 @@ GUESSED_DECODE = 15  # tokens/s
 
 @dataclass(frozen=True)
 class Item:
-    """One thing to build: an asset, what it is, whether the store has it, and the seconds it took or is thought to take."""
+    """One thing to build: an asset, what it is, whether the store has it, and the seconds it took or is thought to take.
+
+    ``action`` is None while a parent is missing.
+    """
 
     key: dg.AssetKey
     kind: str
@@ -31,6 +34,7 @@ class Item:
     protocol: str | None
     digest: str | None
     seconds: float
+    action: Action | None
     variant: Variant | None = None
 
     @property
@@ -47,19 +51,15 @@ def _items(ledger: Ledger) -> Iterator[Item]:
     graph, experiment, history = ledger.graph, ledger.experiment, History(ledger)
     for node in graph.nodes:
         kind = "base" if node.step is None else node.step.kind
-        yield Item(
-            labels.node_key(experiment, node),
-            kind,
-            node,
-            None,
-            ledger.digest(node),
-            history.seconds(kind, ledger.node(node), node_guess(node, experiment.base.shape)),
-        )
+        action = ledger.node(node)
+        seconds = history.seconds(kind, action, node_guess(node, experiment.base.shape))
+        yield Item(labels.node_key(experiment, node), kind, node, None, ledger.digest(node), seconds, action)
     for name, protocol in experiment.protocols.items():
         if isinstance(protocol, Divergence):
             action = ledger.reference(protocol)
-            yield Item(labels.reference_key(experiment, name), "reference", graph.base, name, ledger.has(action) if action else None,
-                       history.seconds("reference", action, guess(protocol, experiment.base.shape)))  # fmt: skip
+            seconds = history.seconds("reference", action, guess(protocol, experiment.base.shape))
+            digest = ledger.has(action) if action else None
+            yield Item(labels.reference_key(experiment, name), "reference", graph.base, name, digest, seconds, action)
     shared: set[tuple[str, tuple[str, ...]]] = set()
     for variant in experiment.variants:
         node = graph.ends[variant.slug]
@@ -72,7 +72,7 @@ def _items(ledger: Ledger) -> Iterator[Item]:
                 seconds = history.seconds(protocol.suite, action, guess(protocol, experiment.base.shape, draft=variant.draft is not None))
             shared.add(subject)
             digest = ledger.has(action) if action else None
-            yield Item(labels.facts_key(experiment, node, name), protocol.suite, node, name, digest, seconds, variant)
+            yield Item(labels.facts_key(experiment, node, name), protocol.suite, node, name, digest, seconds, action, variant)
 
 
 class History:

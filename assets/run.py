@@ -105,10 +105,8 @@ def record_cached(ledger: Ledger, items: Sequence[Item]) -> None:
             continue
         if item.protocol is None:
             recorder.node(item.node)
-        elif item.variant is not None:
-            action = ledger.measurement(item.node, ledger.experiment.protocols[item.protocol])
-            if action is not None and not ledger.workspace.facts.exists("measurement", action.key):
-                recorder.measurement(item.node, item.protocol, action.key, item.digest)
+        elif item.variant is not None and item.action is not None and not ledger.workspace.facts.exists("measurement", item.action.key):
+            recorder.measurement(item.node, item.protocol, item.action.key, item.digest)
 
 
 def instance(workspace: Workspace) -> dg.DagsterInstance:
