@@ -61,7 +61,7 @@ class Builder:
         base = self.node(self.ledger.graph.base)
 
         def make(out: Path) -> dict[str, Any]:
-            from assay.ops.measure import reference
+            from assay.ops.suites.divergence import reference
 
             return reference(protocol, base.path, out, experiment_dir=self.ledger.experiment.file.parent)
 
@@ -90,7 +90,7 @@ class Builder:
         return action.key, self.ledger.workspace.store.get_or_build(action, make, kind=protocol.suite)
 
     def _subject(self, node: Node, protocol: Protocol) -> Any:
-        from assay.ops.measure import Subject
+        from assay.ops.suites.subject import Subject
 
         runtime = self._runtime(node.target if isinstance(protocol, Divergence) else node)
         store, draft = self.ledger.workspace.store, None

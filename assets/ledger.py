@@ -114,9 +114,12 @@ def _code(function: str) -> str:
     return code(f"assay.ops.apply:{function}")
 
 
+_MODULE = {"reference": "divergence"}  # beside the suite that it is for
+
+
 def measuring_code(suite: str) -> str:
     """The code fingerprint of what measures ``suite``."""
-    return code(f"assay.ops.measure:{suite}")
+    return code(f"assay.ops.suites.{_MODULE.get(suite, suite)}:{suite}")
 
 
 @cache

@@ -5,8 +5,10 @@ import json
 import pytest
 import torch
 
-from assay.ops import measure as module
-from assay.ops.measure import Subject, measure, reference
+from assay.ops.measure import measure
+from assay.ops.suites import subject as module
+from assay.ops.suites.divergence import _base_head, reference
+from assay.ops.suites.subject import Subject
 from assay.schemas.protocols import METRICS, Acceptance, Bytes, Divergence, Speed
 from assay.schemas.steps import PruneDepth, Quantize, Text
 
@@ -26,7 +28,7 @@ def experiment_dir(tmp_path):
 
 @pytest.fixture
 def base(tl8_dir):
-    for loaded in (module._model, module._tokenizer, module._base_head):
+    for loaded in (module.model_of, module.tokenizer_of, _base_head):
         loaded.cache_clear()
     return tl8_dir
 
@@ -62,7 +64,7 @@ def test_the_reference_holds_what_a_variant_is_compared_by(base, tmp_path, exper
     stored = load_file(tmp_path / "ref" / "reference.safetensors")
     assert (told["tokens"], told["targets"], told["bos"]) == (300, 299, None)
     assert stored["hidden"].shape == (299, 64) and stored["window"].unique().tolist() == list(range(told["windows"]))
-    model = module._model(base, "float32")
+    model = module.model_of(base, "float32")
     with torch.inference_mode():
         first = model(input_ids=stored["ids"][None, :64]).logits[0, :-1].log_softmax(dim=-1)
     assert torch.allclose(stored["nll"][:63], -first.gather(1, stored["ids"][1:64, None]).flatten(), atol=1e-4)
@@ -96,7 +98,7 @@ def test_the_kl_of_a_variant_is_that_of_plain_logits_in_any_batch(base, tmp_path
     for start, stop, first in json.loads((tmp_path / "ref" / "reference.json").read_text())["cover"]:
         with torch.inference_mode():
             p, q = (
-                module._model(each, "float32")(input_ids=ids[None, start:stop])
+                module.model_of(each, "float32")(input_ids=ids[None, start:stop])
                 .logits[0, first - 1 - start : -1]
                 .double()
                 .log_softmax(dim=-1)

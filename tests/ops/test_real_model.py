@@ -7,7 +7,9 @@ import pytest
 
 from assay.assets.registry import load_registries
 from assay.ops.apply import apply, import_base
-from assay.ops.measure import Subject, measure, reference
+from assay.ops.measure import measure
+from assay.ops.suites.divergence import reference
+from assay.ops.suites.subject import Subject
 from assay.schemas.protocols import Divergence
 from assay.schemas.steps import Quantize, Text
 
