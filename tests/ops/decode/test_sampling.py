@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.ops.decode.sampling import Sampling, probabilities, sample
+from assay.ops.decode.sampling import ORDERS, Sampling, probabilities, sample
 
 
 def kept(probs, **filters) -> set[int]:
@@ -111,11 +111,135 @@ def test_logits_without_a_distribution_are_refused(logits, temperature):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"temperature": -1}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": math.nan}, {"min_p": 1.5}, {"min_p": -0.1}],
-)
+    [
+        {"temperature": -1}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": math.nan}, {"min_p": 1.5}, {"min_p": -0.1},
+        {"typical_p": 0.0}, {"repetition_penalty": 0.0}, {"repetition_penalty": math.inf}, {"presence_penalty": math.nan},
+        {"frequency_penalty": math.inf}, {"logit_bias": ((1, 2.0), (1, 3.0))}, {"logit_bias": ((1, math.nan),)}, {"order": "llama.cpp"},
+    ],
+)  # fmt: skip
 def test_a_parameter_out_of_range_is_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Sampling(**wrong)
+
+
+# --- the order of the steps ------------------------------------------------------------------------------------------------------------------
+
+PROMPT, EMITTED = [3, 9, 9, 27, 41], [9, 5, 5, 60]
+ASKED = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.6, 1.0, 1.7]),
+        "top_k": st.sampled_from([0, 1, 7, 40]),
+        "top_p": st.sampled_from([0.2, 0.7, 0.95, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.05, 0.4]),
+        "typical_p": st.sampled_from([0.5, 0.9, 1.0]),
+        "repetition_penalty": st.sampled_from([0.8, 1.0, 1.5]),
+        "logit_bias": st.sampled_from([(), ((9, -3.0), (11, 2.5))]),
+    }
+)
+
+
+def normal_logits(seed: int) -> torch.Tensor:
+    return 2 * torch.randn(64, generator=torch.Generator().manual_seed(seed))  # no ties: the peers keep all tokens of one at a boundary
+
+
+@given(asked=ASKED, seed=st.integers(0, 50))
+def test_the_order_transformers_is_that_of_its_own_processors(asked, seed, llama_processors):
+    logits = normal_logits(seed)
+    theirs = llama_processors(**asked)(torch.tensor([PROMPT + EMITTED]), logits[None].clone())[0].softmax(dim=-1)
+    ours = Sampling(**asked).probabilities(logits, prompt=PROMPT, emitted=EMITTED)
+    assert torch.equal(ours > 0, theirs > 0)
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def llama_processors(make_llama):
+    """What transformers itself would apply before it draws, in its own order, of these parameters."""
+    from transformers import GenerationConfig
+
+    model = make_llama(layers=1)
+
+    def processors(*, logit_bias, **asked):
+        config = GenerationConfig(do_sample=True, **asked)
+        config.sequence_bias = {(token,): value for token, value in logit_bias} or None
+        return model._get_logits_processor(config, input_ids_seq_length=len(PROMPT))
+
+    return processors
+
+
+def as_vllm_does(logits, asked, presence, frequency):
+    """One step after another on logits in float64, each filter by a mask, as vLLM's sampler describes itself."""
+    x = logits.double().clone()
+    for token, value in asked["logit_bias"]:
+        x[token] += value
+    for token in {*PROMPT, *EMITTED}:
+        x[token] = x[token] / asked["repetition_penalty"] if x[token] > 0 else x[token] * asked["repetition_penalty"]
+    for token in set(EMITTED):
+        x[token] -= frequency * EMITTED.count(token) + presence
+    x /= asked["temperature"]
+    p = x.softmax(dim=-1)
+    x[p < asked["min_p"] * p.max()] = -math.inf
+    ascending, order = x.sort()
+    if asked["top_k"]:
+        ascending[ascending < ascending[-asked["top_k"]]] = -math.inf
+    out = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - asked["top_p"]
+    out[-1] = False
+    ascending[out] = -math.inf
+    return torch.empty_like(x).scatter_(0, order, ascending).softmax(dim=-1)
+
+
+@given(asked=ASKED, seed=st.integers(0, 50), presence=st.sampled_from([0.0, 0.7]), frequency=st.sampled_from([0.0, 0.3]))
+def test_the_order_vllm_is_that_of_its_sampler(asked, seed, presence, frequency):
+    asked = {**asked, "typical_p": 1.0}  # it has none
+    logits = normal_logits(seed)
+    ours = Sampling(**asked, presence_penalty=presence, frequency_penalty=frequency, order="vllm").probabilities(
+        logits, prompt=PROMPT, emitted=EMITTED
+    )
+    theirs = as_vllm_does(logits, asked, presence, frequency)
+    assert torch.equal(ours > 0, theirs > 0)
+    assert torch.allclose(ours.double(), theirs, atol=1e-6)
+
+
+def test_the_presets_differ_where_min_p_stands():
+    # min_p keeps the first two. Before top_p it makes them .571 and .429 of the whole, and .571 reaches .5; after, .4 did not.
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    found = {order: Sampling(1.0, top_p=0.5, min_p=0.6, order=order).probabilities(logits) for order in ORDERS}
+    assert found["vllm"].tolist() == [1, 0, 0, 0]
+    assert found["transformers"].tolist() == pytest.approx([4 / 7, 3 / 7, 0, 0])
+
+
+def test_the_presets_have_the_same_steps_and_penalties_before_the_temperature():
+    first, second = ORDERS.values()
+    assert sorted(first) == sorted(second) and len(set(first)) == len(first)
+    assert {"logit_bias", "temperature", "top_k", "top_p", "min_p", "typical_p"} < set(first)
+    assert first[: first.index("temperature") + 1] == second[: second.index("temperature") + 1]
+
+
+def test_logits_are_not_written_to():
+    logits = normal_logits(0)
+    before = logits.clone()
+    for order in ORDERS:
+        Sampling(0.7, 9, 0.9, 0.1, 0.9, 1.2, 0.1, 0.1, ((1, 2.0),), order=order).probabilities(logits, prompt=PROMPT, emitted=EMITTED)
+    Sampling().draw(logits, None)
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize(
+    "asked", [Sampling(), Sampling(0.8), Sampling(0.8, 5, 0.9), Sampling(1.0, 1), Sampling(1.0, frequency_penalty=0.5)]
+)
+def test_a_draw_from_logits_is_a_draw_from_their_distribution(asked):
+    one, other = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
+    for seed in range(8):
+        logits = normal_logits(seed)
+        found = asked.draw(logits, one, prompt=PROMPT, emitted=EMITTED)
+        assert found == sample(asked.probabilities(logits, prompt=PROMPT, emitted=EMITTED), other)
+    assert torch.equal(one.get_state(), other.get_state())
+
+
+@pytest.mark.parametrize("asked", [Sampling(), Sampling(0.8, 5, 0.9, 0.01, 0.9, 1.2)])
+def test_half_precision_logits_have_the_distribution_of_their_float32_values(asked):
+    logits = normal_logits(1).bfloat16()
+    found = asked.probabilities(logits, emitted=EMITTED)
+    assert found.dtype == torch.float32 and torch.equal(found, asked.probabilities(logits.float(), emitted=EMITTED))
 
 
 def test_a_seeded_request_draws_on_instead_of_repeating_its_first_draw():
