@@ -93,7 +93,8 @@ def architecture(config: PreTrainedConfig) -> Architecture:
     for name, value in unknown.items():
         if value:
             raise ValueError(
-                f"{config.model_type} with {name}={value!r} is not decoded here; {', '.join(known)} activations without it are"
+                f"{config.model_type} with {name}={value!r} is not decoded here; a hidden_act of {', '.join(map(str, known))} is, "
+                f"without {', '.join(list(unknown)[1:])}"
             )
     layers, ropes = _layers(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -125,11 +126,11 @@ def architecture(config: PreTrainedConfig) -> Architecture:
 def _layers(config: PreTrainedConfig) -> tuple[tuple[Layer, ...], tuple[Rope, ...]]:
     count, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
     kinds: list[str] = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * count
-    parameters: dict[str, Any] = config.rope_parameters or {}
-    by_kind: dict[str, Any] = {kind: parameters[kind] for kind in parameters if kind in kinds} or dict.fromkeys(kinds, parameters)
-    foreign = sorted(set(kinds) - set(by_kind))
+    foreign = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if foreign:
         raise ValueError(f"layers of the type {', '.join(foreign)} are not decoded here; full_attention and sliding_attention are")
+    parameters: dict[str, Any] = config.rope_parameters or {}
+    by_kind: dict[str, Any] = {kind: parameters[kind] for kind in kinds if kind in parameters} or dict.fromkeys(kinds, parameters)
     order = list(dict.fromkeys(kinds))
     ropes = tuple(_rope(config, kind, by_kind[kind]) for kind in order)
     layers = tuple(Layer(window if kind == "sliding_attention" else None, order.index(kind)) for kind in kinds)
@@ -138,12 +139,16 @@ def _layers(config: PreTrainedConfig) -> tuple[tuple[Layer, ...], tuple[Rope, ..
 
 def _rope(config: PreTrainedConfig, kind: str, parameters: dict[str, Any]) -> Rope:
     name = parameters.get("rope_type", "default")
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if name not in FIXED_ROPE:
         raise ValueError(f"the rotary embedding {name!r} changes with the length of a text; the engine decodes {', '.join(FIXED_ROPE)}")
     if name == "default":
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
         return Rope(1.0 / (parameters["rope_theta"] ** exponents), 1.0)
     nested = kind in config.rope_parameters
     frequencies, factor = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), **({"layer_type": kind} if nested else {}))
+    if 2 * len(frequencies) != width:
+        raise ValueError(
+            f"a rotary embedding of {2 * len(frequencies)} of the {width} channels of a head is not decoded here; one of all is"
+        )
     return Rope(frequencies.float(), float(factor))

@@ -65,6 +65,7 @@ class Cache:
         self.positions = torch.zeros(rows, capacity, dtype=torch.int32, device=device)
         self.format, self.dtype = format, dtype
         self.counts, self.positions_next = [0] * rows, [0] * rows
+        self._retained = [0] * rows  # slots, a row, that no rollback reaches: their positions may have gaps
 
     @property
     def rows(self) -> int:
@@ -95,8 +96,10 @@ class Cache:
                     f"row {row} holds {self.counts[row]} tokens and is to read {len(new)} more, but its cache has room for {self.capacity}; "
                     "ask for a larger capacity"
                 )
-            if wanted > len(new):
-                raise ValueError(f"row {row} reads {len(new)} tokens and wants the logits of {wanted}")
+            if not 0 <= wanted <= len(new):
+                raise ValueError(
+                    f"row {row} reads {len(new)} tokens and wants the logits of {wanted}; it can have those of 0 to all of them"
+                )
         columns: list[list[int]] = [[], [], [], []]
         kept: list[int] = []
         for row, (new, wanted) in enumerate(zip(ids, keep, strict=True)):
@@ -114,10 +117,19 @@ class Cache:
         return Step(tokens, rows, slots, positions, torch.tensor(kept, dtype=torch.int64, device=device))
 
     def rollback(self, counts: Sequence[int]) -> None:
-        """Take back the last ``counts`` tokens of each row."""
+        """Take back the last ``counts`` tokens of each row.
+
+        Raises:
+            ValueError: not one number a row, or a row was not given that many since :meth:`retain`. Nothing has changed then.
+        """
+        if len(counts) != self.rows:
+            raise ValueError(f"{len(counts)} counts for a cache of {self.rows} rows; expected one each, 0 for a row that keeps all")
         for row, count in enumerate(counts):
-            if not 0 <= count <= self.counts[row]:
-                raise ValueError(f"cannot take {count} tokens back from row {row}, which holds {self.counts[row]}")
+            if not 0 <= count <= self.counts[row] - self._retained[row]:
+                raise ValueError(
+                    f"cannot take {count} tokens back from row {row}, which holds {self.counts[row]}"
+                    + (f", {self._retained[row]} of them since before others were evicted" if self._retained[row] else "")
+                )
         for row, count in enumerate(counts):
             self.counts[row] -= count
             self.positions_next[row] -= count
@@ -136,6 +148,24 @@ class Cache:
         self.positions[:, :used] = self.positions[index, :used]
         self.counts = [self.counts[source] for source in sources]
         self.positions_next = [self.positions_next[source] for source in sources]
+        self._retained = [self._retained[source] for source in sources]
+
+    def retain(self, slots: Sequence[Sequence[int]]) -> None:
+        """Evict what is not in ``slots``, of each row; what stays moves to the front and keeps its position and its rotation.
+
+        Raises:
+            ValueError: slots that hold nothing, or that are not ascending.
+        """
+        for row, kept in enumerate(slots):
+            if list(kept) != sorted(set(kept)) or not all(0 <= slot < self.counts[row] for slot in kept):
+                raise ValueError(f"row {row} is to keep the slots {list(kept)}; expected ascending ones of the {self.counts[row]} it holds")
+        for row, kept in enumerate(slots):
+            index = torch.tensor(list(kept), dtype=torch.int64, device=self.keys.device)
+            for tensor in (self.keys, self.values, self.key_scales, self.value_scales):
+                if tensor is not None:
+                    tensor[:, row, :, : len(kept)] = tensor[:, row, :, index]
+            self.positions[row, : len(kept)] = self.positions[row, index]
+            self.counts[row] = self._retained[row] = len(kept)
 
     def write(
         self, layer: int, step: Step, keys: Float[Tensor, "tokens kv_heads dim"], values: Float[Tensor, "tokens kv_heads dim"]
@@ -151,12 +181,15 @@ class Cache:
                 new = to_e4m3(new)
             stored[layer][step.rows, :, step.slots] = new.to(stored.dtype)
 
-    def read(self, layer: int, used: int) -> tuple[Float[Tensor, "rows kv_heads used dim"], Float[Tensor, "rows kv_heads used dim"]]:
-        """Keys and values of the first ``used`` slots of every row, in ``dtype``."""
+    def read(
+        self, layer: int, used: int, rows: Int[Tensor, " readers"] | None = None
+    ) -> tuple[Float[Tensor, "readers kv_heads used dim"], Float[Tensor, "readers kv_heads used dim"]]:
+        """Keys and values of the first ``used`` slots of these rows (None: of all), in ``dtype``."""
         found = []
         for stored, scales in ((self.keys, self.key_scales), (self.values, self.value_scales)):
-            part = stored[layer, :, :, :used]
+            part = stored[layer, :, :, :used] if rows is None else stored[layer, rows, :, :used]
             if scales is not None:
-                part = from_int8_rows(Int8Rows(part, scales[layer, :, :, :used].unsqueeze(-1)))
+                scale = scales[layer, :, :, :used] if rows is None else scales[layer, rows, :, :used]
+                part = from_int8_rows(Int8Rows(part, scale.unsqueeze(-1)))
             found.append(part.to(self.dtype))
         return found[0], found[1]
