@@ -199,7 +199,7 @@ static inline void put(const float* tile, int64_t rows, int64_t p, const Matrix&
 }
 
 struct Own {  // a thread's scratch
-    char *input, *tile_own;
+    char* input;
     float *tile, *other_tile, *scores, *keys, *values;
 };
 
@@ -218,7 +218,7 @@ static void linear(const Matrix* const* matrices, float* const* to, const int64_
         for (int64_t row = 0; row < tokens; row += ROWS_AT_ONCE) {
             int64_t rows = tokens - row < ROWS_AT_ONCE ? tokens - row : ROWS_AT_ONCE;
             for (int64_t p = from; p < until; p++) {
-                make_tile(w, p, in, row, rows, tokens, own.tile_own, own.tile);
+                make_tile(w, p, in, row, rows, own.tile);
                 put(own.tile, rows, p, w, add, to[i] + row * strides[i], strides[i]);
             }
         }
@@ -234,8 +234,8 @@ static void gated(const Model* m, const Block& b, const float* x, int64_t tokens
     for (int64_t row = 0; row < tokens; row += ROWS_AT_ONCE) {
         int64_t rows = tokens - row < ROWS_AT_ONCE ? tokens - row : ROWS_AT_ONCE;
         for (int64_t p = begin; p < end; p++) {
-            make_tile(b.gate, p, one, row, rows, tokens, own.tile_own, own.tile);
-            make_tile(b.up, p, two, row, rows, tokens, own.tile_own, own.other_tile);
+            make_tile(b.gate, p, one, row, rows, own.tile);
+            make_tile(b.up, p, two, row, rows, own.other_tile);
             for (int64_t at = 0; at < rows * PANEL; at += V::LANES)
                 V::store(own.tile + at, glu(V::load(own.tile + at), V::load(own.other_tile + at), m->gelu));
             put(own.tile, rows, p, b.gate, false, h + row * m->intermediate, m->intermediate);
@@ -293,7 +293,6 @@ static Own owned(const Model* m, const Cache* c, int64_t tokens, char* base, int
     int64_t at = 0, rows = c->store == STORE_F32 ? 0 : c->capacity;
     int64_t wide = m->hidden > c->capacity ? m->hidden : c->capacity;
     own.input = base, at += round_up(widest_input(m, tokens));
-    own.tile_own = base + at, at += TILE_BYTES;
     float** parts[5] = {&own.tile, &own.other_tile, &own.scores, &own.keys, &own.values};
     int64_t sizes[5] = {ROWS_AT_ONCE * PANEL, ROWS_AT_ONCE * PANEL, wide, rows * m->head_dim, rows * m->head_dim};
     for (int i = 0; i < 5; i++) *parts[i] = (float*)(base + at), at += round_up(sizes[i] * 4);
@@ -387,10 +386,10 @@ static int64_t private_bytes(const Model* m, const Cache* c, int64_t tokens) {
     return bytes;
 }
 
-static int64_t multiply_bytes(const Matrix* w, int64_t tokens) { return round_up(input_bytes(*w, tokens)) + TILE_BYTES + ROWS_AT_ONCE * PANEL * 4; }
+static int64_t multiply_bytes(const Matrix* w, int64_t tokens) { return round_up(input_bytes(*w, tokens)) + ROWS_AT_ONCE * PANEL * 4; }
 
 static void multiply(const Matrix* w, const float* x, float* y, int64_t tokens, char* base, const Team* team) {
     Own own;
-    own.input = base, own.tile_own = base + round_up(input_bytes(*w, tokens)), own.tile = (float*)(own.tile_own + TILE_BYTES);
+    own.input = base, own.tile = (float*)(base + round_up(input_bytes(*w, tokens)));
     linear(&w, &y, &w->rows, 1, x, tokens, w->cols, false, own, team);
 }

@@ -2,7 +2,7 @@
 struct V {
     typedef __m256 f;
     typedef __m256i i;
-    static constexpr int LANES = 8, BLOCK = 3;  // BLOCK rows x 4 vectors of sums fill twelve of sixteen registers
+    static constexpr int LANES = 8;
     static inline f load(const float* p) { return _mm256_loadu_ps(p); }
     static inline void store(float* p, f a) { _mm256_storeu_ps(p, a); }
     static inline f all(float a) { return _mm256_set1_ps(a); }
@@ -28,6 +28,10 @@ struct V {
     static inline i signed_bytes(const void* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
     static inline i unsigned_bytes(const void* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
     static inline i halves(const void* p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)); }
+    static inline f kept(f a) {  // in a register, not loaded again at each use
+        asm("" : "+x"(a));
+        return a;
+    }
     static inline float sum(f a) {
         __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
         b = _mm_add_ps(b, _mm_movehl_ps(b, b));

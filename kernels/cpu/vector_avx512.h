@@ -2,7 +2,7 @@
 struct V {
     typedef __m512 f;
     typedef __m512i i;
-    static constexpr int LANES = 16, BLOCK = 8;  // BLOCK rows x 2 vectors of sums fill sixteen of thirty-two registers
+    static constexpr int LANES = 16;
     static inline f load(const float* p) { return _mm512_loadu_ps(p); }
     static inline void store(float* p, f a) { _mm512_storeu_ps(p, a); }
     static inline f all(float a) { return _mm512_set1_ps(a); }
@@ -28,5 +28,9 @@ struct V {
     static inline i signed_bytes(const void* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
     static inline i unsigned_bytes(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
     static inline i halves(const void* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)); }
+    static inline f kept(f a) {  // in a register, not loaded again at each use
+        asm("" : "+v"(a));
+        return a;
+    }
     static inline float sum(f a) { return _mm512_reduce_add_ps(a); }
 };
