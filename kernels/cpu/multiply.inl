@@ -42,7 +42,8 @@ static inline void columns(const char* panel, int64_t begin, int64_t end, const 
             const char* at = panel + k / 8 * PANEL * 4;
             V::i word[WIDE];
             for (int v = 0; v < WIDE; v++) word[v] = V::words(at + v * V::LANES * 4);
-            if (ROWS <= FEW) prefetch(at), prefetch(at + 64);
+            prefetch(at);
+            if (ROWS <= FEW) prefetch(at + 64);
             const float* xk = x + k;
             nibbles<0, ROWS, WIDE, SCALED>(word, xk, stride, sums), nibbles<1, ROWS, WIDE, SCALED>(word, xk, stride, sums);
             nibbles<2, ROWS, WIDE, SCALED>(word, xk, stride, sums), nibbles<3, ROWS, WIDE, SCALED>(word, xk, stride, sums);
@@ -52,8 +53,9 @@ static inline void columns(const char* panel, int64_t begin, int64_t end, const 
     } else if (FORM == BF16) {
         for (int64_t k = begin; k < end; k += 2) {
             const char* at = panel + k / 2 * PANEL * 4;
+            prefetch(at);
             if (ROWS <= FEW) {
-                prefetch(at), prefetch(at + 64);
+                prefetch(at + 64);
                 V::f one[ROWS], two[ROWS];
                 for (int r = 0; r < ROWS; r++) one[r] = V::all(x[r * stride + k]), two[r] = V::all(x[r * stride + k + 1]);
                 for (int v = 0; v < WIDE; v++) {
@@ -78,10 +80,8 @@ static inline void columns(const char* panel, int64_t begin, int64_t end, const 
     } else {
         for (int64_t k = begin; k < end; k++) {
             const char* at = panel + (FORM == I8 ? k * PANEL : k * PANEL * 4);
-            if (ROWS <= FEW) {
-                prefetch(at);
-                if (FORM == F32) prefetch(at + 64);
-            }
+            prefetch(at);
+            if (FORM == F32 && ROWS <= FEW) prefetch(at + 64);
             V::f weight[WIDE];
             for (int v = 0; v < WIDE; v++)
                 weight[v] = V::kept(FORM == F32 ? V::load((const float*)at + v * V::LANES) : V::to_float(V::signed_bytes(at + v * V::LANES)));
