@@ -5,26 +5,35 @@ Parents are built first where they are missing, so that any one asset can be ask
 
 import json
 import math
+import shutil
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.assets.ledger import Ledger, text_source
 from assay.schemas.graph import Node
 from assay.schemas.manifest import Action
 from assay.schemas.protocols import Divergence, Protocol
-from assay.schemas.steps import Calibration, Draft, Kv, WeightStep
+from assay.schemas.steps import DraftModel, Kv, Text, WeightStep
 from assay.warehouse.store import Built
+
+if TYPE_CHECKING:
+    from assay.schemas.steps import Draft  # a new way to make a draft changes no key of those that there are
 
 RUNTIME = "runtime.json"
 RESULT = "result.json"
+TOLD_EVERY = 20  # seconds between words about a training run
+KEPT_DAYS = 14  # that the state of a training run which nobody went on with is kept
 
 
 @dataclass(frozen=True)
 class Builder:
-    """Builds the nodes and measurements of one experiment."""
+    """Builds the nodes and measurements of one experiment. ``say`` is told how a long build goes, a line at a time."""
 
     ledger: Ledger
+    say: Callable[[str], object] = lambda line: None
 
     def node(self, node: Node) -> Built:
         """The artifact of ``node``: a checkpoint, or for a runtime step the small file that says how one is run."""
@@ -32,29 +41,73 @@ class Builder:
             if parent is not None and self.ledger.digest(parent) is None:
                 self.node(parent)
         action = _asked(self.ledger.node(node), node)
-        return self.ledger.workspace.store.get_or_build(action, lambda out: self._make(node, out), kind=str(action.step["kind"]))
+        built = self.ledger.workspace.store.get_or_build(action, lambda out: self._make(node, out, action), kind=str(action.step["kind"]))
+        if isinstance(node.step, DraftModel):
+            shutil.rmtree(self._training(action), ignore_errors=True)
+        return built
 
-    def _make(self, node: Node, out: Path) -> dict[str, Any]:
+    def _make(self, node: Node, out: Path, action: Action) -> dict[str, Any]:
         if node.base is not None:
             from assay.ops.apply import import_base
 
             return import_base(node.base, out)
         assert node.parent is not None and node.step is not None
+        if isinstance(node.step, DraftModel):
+            return self._draft_model(node.step, node, out, action)
         if not isinstance(node.step, WeightStep):
             return write_runtime(node.step, self._runtime(node.parent), self.ledger.digest(node.draft) if node.draft else None, out)
         from assay.ops.apply import apply
 
         parent = self._path(node.parent)
-        windows = lambda calibration: self._windows(calibration, parent)  # noqa: E731
+        windows = lambda calibration: self._windows(calibration.text, calibration.windows, calibration.length, parent)  # noqa: E731
         return apply(node.step, parent, out, windows=windows, seed=self.ledger.experiment.seed)
 
-    def _windows(self, calibration: Calibration, parent: Path) -> Any:
+    def _draft_model(self, step: DraftModel, node: Node, out: Path, action: Action) -> dict[str, Any]:
+        """A draft's model. Training keeps its state in the home, under the key of its action, so that a killed run goes on there."""
+        assert node.parent is not None
+        target, start = self._path(node.parent), self._path(node.draft) if node.draft else None
+        if step.distill is None:
+            from assay.ops.apply import early_exit_draft
+
+            return early_exit_draft(step, target, out)
+        from assay.ops.apply import train_draft
+
+        state = self._training(action)
+        _forget_old(state.parent)
+        told = time.monotonic()
+
+        def progress(at: Any) -> None:
+            nonlocal told
+            if time.monotonic() - told > TOLD_EVERY:
+                told = time.monotonic()
+                self.say(
+                    f"{'/'.join(node.path)}: step {at.step:,} of {at.steps:,}, loss {at.loss:.4g}, {at.tokens_s:,.0f} tokens/s, "
+                    f"{at.seconds_left / 60:.0f} min left"
+                )
+
+        windows = lambda text, windows, length: self._windows(text, windows, length, target)  # noqa: E731
+        return train_draft(
+            step,
+            target,
+            start,
+            out,
+            windows=windows,
+            seed=self.ledger.experiment.seed,
+            state=state,
+            run={"key": action.key},
+            progress=progress,
+        )
+
+    def _training(self, action: Action) -> Path:
+        return self.ledger.workspace.home / "training" / action.key
+
+    def _windows(self, text: Text, windows: int, length: int, parent: Path) -> Any:
         from assay.ops.data.texts import documents
         from assay.ops.data.tokens import calibration_windows
         from assay.ops.models.checkpoint import load_tokenizer
 
-        found = documents(**text_source(calibration.text, self.ledger.experiment.file.parent))
-        return calibration_windows(load_tokenizer(parent), found, calibration.windows, calibration.length)
+        found = documents(**text_source(text, self.ledger.experiment.file.parent))
+        return calibration_windows(load_tokenizer(parent), found, windows, length)
 
     def reference(self, protocol: Divergence) -> Built:
         """The base's final hidden states on the protocol's text."""
@@ -96,8 +149,10 @@ class Builder:
         store, draft = self.ledger.workspace.store, None
         if runtime["draft"]:
             other = self._runtime_of(runtime["draft"]["digest"]) if runtime["draft"]["digest"] else None
+            made = runtime["draft"].get("made", False)  # a model made for this target is run as its target is
+            kv = runtime["kv"] if made else other["kv"] if other else None
             draft = (runtime["draft"]["method"], runtime["draft"]["tokens"], runtime["draft"]["ngram"],
-                     store.path(other["checkpoint"]) if other else None, other["kv"] if other else None)  # fmt: skip
+                     store.path(other["checkpoint"]) if other else None, kv)  # fmt: skip
         base = self._path(self.ledger.graph.base)
         return Subject(checkpoint=store.path(runtime["checkpoint"]), kv_format=runtime["kv"], draft=draft, base=base)
 
@@ -116,19 +171,27 @@ class Builder:
         return self.ledger.workspace.store.path(digest)
 
 
-def write_runtime(step: Kv | Draft, before: dict[str, Any], draft: str | None, out: Path) -> dict[str, Any]:
-    """Write how a checkpoint is run: its digest, the KV format, the draft and the digest of the draft's variant.
+def write_runtime(step: "Kv | Draft", before: dict[str, Any], draft: str | None, out: Path) -> dict[str, Any]:
+    """Write how a checkpoint is run: its digest, the KV format, the draft and the digest of the draft's variant or model.
 
     Args:
         before: the same of the parent.
-        draft: the digest of the variant that drafts; None for an n-gram.
+        draft: the digest of the variant that drafts, or of the model that was made for it (then ``made`` says so); None for an n-gram.
     """
     if isinstance(step, Kv):
         runtime = {**before, "kv": step.format}
     else:
-        runtime = {**before, "draft": {"method": step.method, "tokens": step.tokens, "ngram": step.ngram, "digest": draft}}
+        made = {"made": True} if step.made else {}
+        runtime = {**before, "draft": {"method": step.method, "tokens": step.tokens, "ngram": step.ngram, "digest": draft, **made}}
     (out / RUNTIME).write_text(json.dumps(runtime, indent=1, sort_keys=True))
     return {"runtime": runtime}
+
+
+def _forget_old(states: Path) -> None:
+    """Remove the states of training runs that nobody has gone on with: their experiment was changed, or given up."""
+    for state in states.glob("*"):
+        if time.time() - max((path.stat().st_mtime for path in state.glob("*")), default=state.stat().st_mtime) > KEPT_DAYS * 86_400:
+            shutil.rmtree(state, ignore_errors=True)
 
 
 def finite(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

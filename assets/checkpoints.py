@@ -73,7 +73,7 @@ def _checkpoint(workspace: Workspace, graph: Graph, node: Node) -> dg.AssetsDefi
         with step(workspace.home, experiment.resources):
             ledger = Ledger(workspace, graph)
             recorder = Recorder(ledger)
-            built = Builder(ledger).node(node)
+            built = Builder(ledger, context.log.info).node(node)
             recorder.run(context.run.run_id, context.run.tags.get("assay/trigger", "ui"))
             recorder.declare()
             recorder.node(node)

@@ -7,7 +7,7 @@ import dagster as dg
 from assay.schemas.experiment import Experiment, Resources
 from assay.schemas.graph import Node
 from assay.schemas.spec import canonical_json, digest_of
-from assay.schemas.steps import Draft, Kv, PruneDepth, Quantize
+from assay.schemas.steps import Draft, DraftModel, Kv, PruneDepth, Quantize
 
 POOL_TIMING = "timing"
 POOL_GPU = "gpu"
@@ -51,9 +51,25 @@ def describe(node: Node) -> str:
         return f"Weights rounded to {step.format} ({step.method.upper()}, {grid}, {'symmetric' if step.symmetric else 'asymmetric'})."
     if isinstance(step, Kv):
         return f"Run with keys and values stored as {step.format}."
+    if isinstance(step, DraftModel):
+        return _describe_model(step, node)
     assert isinstance(step, Draft)
-    source = "n-grams of the text so far" if step.method == "ngram" else f"the variant {'/'.join(node.draft.path) if node.draft else ''}"
+    source = (
+        "n-grams of the text so far"
+        if step.method == "ngram"
+        else f"the {'model' if step.made else 'variant'} {'/'.join(node.draft.path) if node.draft else ''}"
+    )
     return f"Run speculatively: {step.tokens} tokens a round proposed by {source}, verified exactly."
+
+
+def _describe_model(step: DraftModel, node: Node) -> str:
+    target = "/".join(node.parent.path) if node.parent else ""
+    start = f"The first {step.early_exit} layers of {target}" if node.draft is None else f"A copy of {'/'.join(node.draft.path)}"
+    if step.distill is None:
+        return f"{start}, under its own norm and head, as a draft."
+    how, given = step.distill.loss.replace("_", " "), step.distill
+    packed = f", then rounded to {given.quantize.format}" if given.quantize else ""
+    return f"{start}, trained toward {target} on {given.tokens:,} tokens by {how} ({given.on_policy_pct} % on its own samples){packed}."
 
 
 def kinds(node: Node) -> set[str]:
@@ -62,6 +78,8 @@ def kinds(node: Node) -> set[str]:
         return {"huggingface", "pytorch"}
     if isinstance(step, Quantize):
         return {"pytorch", step.format}
+    if isinstance(step, DraftModel):
+        return {"pytorch", "distill" if step.distill else "speculative"}
     return {"pytorch", "prune"} if isinstance(step, PruneDepth) else {"json", "kv" if isinstance(step, Kv) else "speculative"}
 
 

@@ -14,10 +14,12 @@ from assay.schemas.base import Base
 from assay.schemas.graph import Graph, Node
 from assay.schemas.manifest import Action
 from assay.schemas.protocols import TIMED_SUITES, Divergence, Protocol
-from assay.schemas.steps import Draft, Text, WeightStep
+from assay.schemas.steps import Draft, DraftModel, Text, WeightStep
 from assay.warehouse.devices import device_digest
 from assay.warehouse.fingerprint import fingerprint
 from assay.warehouse.versions import numerics_versions
+
+OF_THE_DRAFT = ("variant", "base", "early_exit", "distill")  # what of a draft step says which model drafts
 
 
 class Ledger:
@@ -52,14 +54,27 @@ class Ledger:
             return None
         known = {role: digest for role, digest in parents.items() if digest}
         step = node.step.model_dump(mode="json")
+        if isinstance(node.step, DraftModel):
+            return self._draft_model(node.step, step, known)
         if not isinstance(node.step, WeightStep):
             if isinstance(node.step, Draft):
-                step = {key: value for key, value in step.items() if key not in ("variant", "base")}  # the draft's digest says which
+                step = {key: value for key, value in step.items() if key not in OF_THE_DRAFT}  # the draft's digest says which
+                step |= {"made": True} if node.step.made else {}
             return Action(step=step, code=code("assay.assets.build:write_runtime"), parents=known)
         calibration = getattr(node.step, "calibration", None)
         data = {"calibration": self.text(calibration.text)} if calibration else {}
         more = ("compressed-tensors",) if node.step.kind == "quantize" else ()
         return Action(step=step, code=_code(node.step.kind), parents=known, data=data, seed=self.experiment.seed, versions=_versions(*more))
+
+    def _draft_model(self, step: DraftModel, told: dict[str, Any], parents: dict[str, str]) -> Action:
+        """A model that is cut out of its target needs no text, no seed and no training code."""
+        if step.distill is None:
+            return Action(step=told, code=_code(maker_of(step)), parents=parents, versions=_versions())
+        more = ("compressed-tensors",) if step.distill.quantize else ()
+        data = {"text": self.text(step.distill.text)}
+        return Action(
+            step=told, code=_code(maker_of(step)), parents=parents, data=data, seed=self.experiment.seed, versions=_versions(*more)
+        )
 
     def reference(self, protocol: Divergence) -> Action | None:
         """The base's final hidden states on the text of ``protocol``."""
@@ -107,7 +122,14 @@ def code_of(node: Node) -> str:
     if node.base is not None:
         return _code(f"import_{_kind(node.base)}_base")
     assert node.step is not None
+    if isinstance(node.step, DraftModel):
+        return _code(maker_of(node.step))
     return _code(node.step.kind) if isinstance(node.step, WeightStep) else code("assay.assets.build:write_runtime")
+
+
+def maker_of(step: DraftModel) -> str:
+    """The function of ``ops/apply.py`` that makes a draft's model."""
+    return "train_draft" if step.distill else "early_exit_draft"
 
 
 def _code(function: str) -> str:

@@ -13,8 +13,8 @@ from assay.schemas.base import Shape
 from assay.schemas.experiment import Variant
 from assay.schemas.graph import Node
 from assay.schemas.manifest import Action
-from assay.schemas.protocols import Acceptance, Divergence, Protocol, Speed
-from assay.schemas.steps import PruneDepth, Quantize
+from assay.schemas.protocols import Acceptance, Distribution, Divergence, Protocol, Speed
+from assay.schemas.steps import DraftModel, PruneDepth, Quantize
 
 # Forward FLOPs per second on which a first guess rests where nothing like it has been built here; history replaces it at once.
 GUESSED_FLOPS = 1e11
@@ -100,6 +100,8 @@ def node_guess(node: Node, shape: Shape | None) -> float:
         return 10 + size / 1e7
     if isinstance(node.step, PruneDepth):
         return 2 + size / 1e8 + 2 * size * node.step.calibration.windows * node.step.calibration.length / GUESSED_FLOPS
+    if isinstance(node.step, DraftModel):  # the teacher's forward, and of a draft of half its size a forward and a backward
+        return 2 + size / 1e8 + (5 * size * node.step.distill.tokens / GUESSED_FLOPS if node.step.distill else 0)
     return 3 + size / 2e7 if isinstance(node.step, Quantize) else 0.05
 
 
@@ -113,6 +115,8 @@ def guess(protocol: Protocol, shape: Shape | None, *, draft: bool = False) -> fl
         return 2 + decoded * size / 1.35e8 + (protocol.repeats + 1) * 2 * size * protocol.prefill_tokens / GUESSED_FLOPS
     if isinstance(protocol, Acceptance):
         return 2 + 2 * protocol.prompts * protocol.new_tokens / GUESSED_DECODE * size / 1.35e8
+    if isinstance(protocol, Distribution):
+        return 2 + 2 * size * protocol.tokens / GUESSED_FLOPS + 2.5e-3 * protocol.tokens * len(protocol.temperatures)
     return 0.2
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workspace:
-    """One home: ``store/`` (or a URL with ``store/`` as the cache before it), ``facts/``, ``warehouse.duckdb``, ``reports/``, ``dagster/``."""
+    """One home: ``store/`` (or a URL with ``store/`` as the cache before it), ``facts/``, ``warehouse.duckdb``, ``reports/``, ``training/``, ``dagster/``."""
 
     home: Path
     experiment_places: tuple[Path, ...]

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
 from assay.schemas.base import Base
-from assay.schemas.steps import Calibration, PruneDepth, Quantize, WeightStep
+from assay.schemas.steps import Calibration, DraftModel, PruneDepth, Quantize, Text, WeightStep
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from assay.ops.train.loop import Progress
 
     Windows = Callable[[Calibration], Tensor] | Tensor | None
 
@@ -76,6 +78,90 @@ def quantize(step: Quantize, parent: Path, out: Path, *, windows: "Windows" = No
     rounded = rtn.rtn(model, bits=bits, group_size=step.group_size, symmetric=step.symmetric, embeddings=step.embeddings, head=step.head)
     stored = pack.save_packed(model, parent, out, rounded.layers, bits=bits, group_size=step.group_size, symmetric=step.symmetric)
     return {"method": step.method, **rounded.summary, **stored}
+
+
+def early_exit_draft(step: DraftModel, target: Path, out: Path) -> dict[str, Any]:
+    """Write the first ``step.early_exit`` blocks of ``target`` as a checkpoint; of a packed target, packed."""
+    from assay.ops.models.early_exit import write_early_exit
+
+    require_empty(out)
+    assert step.early_exit is not None
+    return write_early_exit(target, out, step.early_exit)
+
+
+HELD_OUT_TOKENS = 4096  # that a draft is evaluated on while it is trained
+CURVE_POINTS, EVALUATED_EACH = 60, 5  # about so many points has the curve of a draft, and each so many of them an evaluation
+
+
+def train_draft(
+    step: DraftModel,
+    target: Path,
+    draft: Path | None,
+    out: Path,
+    *,
+    windows: "Callable[[Text, int, int], Tensor]",
+    seed: int = 0,
+    state: Path | None = None,
+    run: dict[str, Any] | None = None,
+    progress: "Callable[[Progress], None] | None" = None,
+) -> dict[str, Any]:
+    """Train a copy of ``draft``, or of the first blocks of ``target``, toward ``target``, and write it as a checkpoint, packed if that is asked.
+
+    Args:
+        draft: a dense checkpoint; None with ``step.early_exit``.
+        out: an existing, empty directory.
+        windows: (text, windows, length) → token ids [windows, length].
+        state, run, progress: see ``ops/train/loop.py``.
+    Returns:
+        Steps, tokens, the curve, and how much draft and target overlap on held-out text: before, after, and as stored.
+    Raises:
+        ValueError: the two have different tokenizers, ``draft`` is quantized, or training diverged.
+    """
+    import tempfile
+
+    import torch
+
+    from assay.ops.models import checkpoint, dense
+    from assay.ops.models.early_exit import early_exit
+    from assay.ops.train.draft import distill, eos_of, overlap_with, require_same_tokens
+    from assay.ops.train.loop import Settings
+
+    require_empty(out)
+    asked, device = step.distill, "cuda" if torch.cuda.is_available() else "cpu"
+    assert asked is not None
+    tokenizer, start = checkpoint.load_tokenizer(target), draft or target
+    if draft is not None:
+        dense.require_dense(draft, "distill")
+        require_same_tokens(tokenizer, checkpoint.load_tokenizer(draft))
+    narrow = None if device == "cuda" else torch.float32  # as stored where that is fast
+    teacher = checkpoint.load_model(target, dtype=narrow, device=device).requires_grad_(False)
+    student = checkpoint.load_model(start, dtype=torch.float32, device=device)
+    if step.early_exit is not None:
+        student = early_exit(student, step.early_exit)
+    steps = -(-asked.tokens // (asked.batch * asked.length))
+    ids = windows(asked.text, steps * asked.batch + HELD_OUT_TOKENS // asked.length + 1, asked.length)
+    read, held_out = ids[: steps * asked.batch], ids[steps * asked.batch :]
+    record = max(1, steps // CURVE_POINTS)
+    settings = Settings(
+        steps=steps, learning_rate=asked.learning_rate, warmup_steps=steps * asked.warmup_pct // 100, record_every=record,
+        evaluate_every=EVALUATED_EACH * record, seed=seed,
+    )  # fmt: skip
+    points = distill(
+        student, teacher, read, held_out, loss=asked.loss, temperature=asked.temperature, on_policy_pct=asked.on_policy_pct, rows=asked.batch,
+        settings=settings, vocabulary=len(tokenizer), eos_ids=eos_of(student), state=state, run=run, progress=progress,
+    )  # fmt: skip
+    stored = dense.stored_dtype(start)
+    with tempfile.TemporaryDirectory() as temporary:
+        trained = out if asked.quantize is None else Path(temporary)
+        dense.save_checkpoint(dense.move(student, stored, "cpu"), start, trained)
+        packed = {} if asked.quantize is None else quantize(asked.quantize, trained, out, seed=seed)
+    measure = overlap_with(teacher, held_out, vocabulary=len(tokenizer))
+    written = measure(checkpoint.load_model(out, dtype=torch.float32, device=device))
+    return {
+        "steps": steps, "tokens": points[-1].tokens, "layers": student.config.get_text_config(decoder=True).num_hidden_layers,
+        "held_out_tokens": held_out.numel(), "before": points[0].metrics, "after": points[-1].metrics, "stored": written._asdict(),
+        "curve": [point._asdict() for point in points], **({"packed": packed} if packed else {}),
+    }  # fmt: skip
 
 
 def import_base(base: Base, out: Path) -> dict[str, Any]:

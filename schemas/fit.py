@@ -125,6 +125,9 @@ def _options(experiment: Experiment) -> Iterator[Problem]:
                     yield from _widths(path, step, shape)
                 if isinstance(step, PruneDepth) and step.layers >= shape.layers:
                     yield Problem((*path, "layers"), f"removes {step.layers} of the {shape.layers} layers", f"at most {shape.layers - 1}")
+                if isinstance(step, Draft) and step.distill and step.distill.quantize:
+                    other = experiment.draft_bases[step.base].shape if step.base and step.base in experiment.draft_bases else None
+                    yield from _widths((*path, "distill", "quantize"), step.distill.quantize, other or shape)
 
 
 def _widths(path: Path_, step: Quantize, shape: Shape) -> Iterator[Problem]:
@@ -172,6 +175,8 @@ def _order(experiment: Experiment, placed: Placed) -> Iterator[Problem]:
     for path, step in placed:
         problem = _after(path, step, before)
         before.append(step.kind)
+        if isinstance(step, Draft) and step.early_exit is not None and layers is not None and removed < layers and problem is None:
+            problem = _early(path, step.early_exit, layers - removed)
         if isinstance(step, PruneDepth) and layers is not None and step.layers < layers:
             removed += step.layers
             if removed >= layers and problem is None:
@@ -179,6 +184,14 @@ def _order(experiment: Experiment, placed: Placed) -> Iterator[Problem]:
                 problem = Problem((*path, "layers"), message, f"at most {layers - 1} together, or exclude the combination from the grid")
         if problem:
             yield problem
+
+
+def _early(path: Path_, kept: int, layers: int) -> Problem | None:
+    """An early exit that leaves its target nothing to do."""
+    if kept < layers:
+        return None
+    remedy = f"at most {layers - 1}" if layers > 1 else "leave early_exit out"
+    return Problem((*path, "early_exit"), f"the first {kept} of the {layers} layers that the target has are not fewer than all", remedy)
 
 
 def _after(path: Path_, step: Step, before: list[str]) -> Problem | None:
@@ -230,7 +243,9 @@ def _drafts(experiment: Experiment) -> Iterator[Problem]:
         for option, steps in options.items():
             for index, step in enumerate(steps):
                 if isinstance(step, Draft) and step.variant is not None:
-                    yield from _draft_variant(experiment, ("axes", axis, option, index, "variant"), (axis, option), step.variant)
+                    yield from _draft_variant(
+                        experiment, ("axes", axis, option, index, "variant"), (axis, option), step.variant, trained=step.distill is not None
+                    )
                 elif isinstance(step, Draft) and step.base is not None:
                     yield from _draft_base(experiment, ("axes", axis, option, index, "base"), step.base)
 
@@ -243,7 +258,9 @@ def _draft_base(experiment: Experiment, path: Path_, name: str) -> Iterator[Prob
         yield Problem(path, message, "name a base with the vocabulary of the target, or use method: ngram")
 
 
-def _draft_variant(experiment: Experiment, path: Path_, start: tuple[str, str], named: Mapping[str, str]) -> Iterator[Problem]:
+def _draft_variant(
+    experiment: Experiment, path: Path_, start: tuple[str, str], named: Mapping[str, str], *, trained: bool
+) -> Iterator[Problem]:
     bad = list(_pattern(experiment, path, named))
     if bad:
         yield from bad
@@ -260,9 +277,18 @@ def _draft_variant(experiment: Experiment, path: Path_, start: tuple[str, str], 
         what = "is a cycle of drafts" if chain[-1] in (start[1], *chain[:-1]) else "names a draft that has a draft of its own"
         yield Problem(path, f"{what}: {' → '.join([start[1], *chain])}", "name a variant without a draft")
         return
-    problem = next(_order(experiment, _placed(experiment, tuple(chosen[axis] for axis in experiment.axes))), None)
+    placed = _placed(experiment, tuple(chosen[axis] for axis in experiment.axes))
+    problem = next(_order(experiment, placed), None)
     if problem:
         yield Problem(path, f"names a variant that cannot be: {problem.message}", problem.remedy)
+        return
+    for _, step in placed if trained else []:
+        if isinstance(step, Quantize):
+            message = "is trained but already quantized, and integer codes are not changed again"
+            yield Problem(path, message, "name the variant without quantize, and say distill: {quantize: ...} to round it after training")
+        elif isinstance(step, RUNTIME_STEPS):
+            message = f"is trained but has a {step.kind} step, and only its weights are taken"
+            yield Problem(path, message, f"name the variant without {step.kind}: a trained draft runs with the KV format of its target")
 
 
 def _chosen(experiment: Experiment, named: Mapping[str, str]) -> dict[str, str] | None:

@@ -1,6 +1,7 @@
 """The graph that the variants of an experiment spell: one node per distinct prefix of steps. Pure; Dagster is met in ``assets``.
 
-A node has one parent, the prefix without its last step, and for a model draft a second one: the draft's node.
+A node has one parent, the prefix without its last step, and for a model draft a second one: the draft's node. A draft that is trained, or cut
+out of its target, has a node of its own between them, which every draft step that asks for the same model of the same weights shares.
 """
 
 import re
@@ -11,10 +12,11 @@ from functools import cached_property
 from assay.schemas.base import Base
 from assay.schemas.experiment import Experiment, Variant
 from assay.schemas.spec import canonical_json
-from assay.schemas.steps import RUNTIME_STEPS, Draft, Step
+from assay.schemas.steps import RUNTIME_STEPS, Draft, DraftModel, Step
 
 BASE = "base"
 DRAFT_BASE = "draft_base"
+DRAFT_MODEL = "draft_model"
 RESERVED = frozenset({BASE, DRAFT_BASE, "facts", "reference", "report"})  # first or last parts of keys that no option may take
 
 
@@ -23,13 +25,13 @@ class Node:
     """One prefix. ``path`` is its name below the experiment: the option names that spell it; ``base`` is set on bases alone."""
 
     path: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Step | DraftModel, ...]
     parent: "Node | None" = None
     draft: "Node | None" = None
     base: Base | None = None
 
     @property
-    def step(self) -> Step | None:
+    def step(self) -> Step | DraftModel | None:
         return self.steps[-1] if self.steps else None
 
     @property
@@ -68,6 +70,7 @@ def build_graph(experiment: Experiment) -> Graph:
     """Every distinct prefix of every variant, parents before children; drafts that are variants bring theirs along."""
     variants = [*experiment.variants, *(found for each in experiment.variants if (found := draft_variant(experiment, each)))]
     names = _names(experiment, variants)
+    taken = {*names.values()}  # also by the nodes that are named below
     nodes: dict[str, Node] = {_identity(()): Node((BASE,), (), base=experiment.base)}
 
     def draft_base(name: str) -> Node:
@@ -83,8 +86,21 @@ def build_graph(experiment: Experiment) -> Graph:
             parent, step, draft = node_of(variant, upto - 1), steps[-1], None
             if isinstance(step, Draft) and step.method == "variant":
                 other = draft_variant(experiment, variant)
-                draft = node_of(other, len(other.steps)) if other else draft_base(str(step.base))
+                if step.early_exit is None:
+                    draft = node_of(other, len(other.steps)) if other else draft_base(str(step.base))
+                if step.made is not None:
+                    draft = made(step.made, parent.checkpoint, draft, names[identity][-1])
             nodes[identity] = Node(names[identity], steps, parent, draft)
+        return nodes[identity]
+
+    def made(model: DraftModel, target: Node, start: Node | None, option: str) -> Node:
+        identity = f"{DRAFT_MODEL} {target.path} {start.path if start else ''} {canonical_json(model)}"
+        if identity not in nodes:
+            path = (*(() if target.base else target.path), f"{option}_{DRAFT_MODEL}")
+            while path in taken:
+                path = (*path[:-1], path[-1] + "x")
+            taken.add(path)
+            nodes[identity] = Node(path, (*target.steps, model), target, start)
         return nodes[identity]
 
     ends = {variant.slug: node_of(variant, len(variant.steps)) for variant in experiment.variants}

@@ -214,6 +214,8 @@ def _texts(parsed: ExperimentFile) -> Iterator[tuple[Path_, Text]]:
     for path, step in _steps(parsed):
         if (calibration := getattr(step, "calibration", None)) is not None:
             yield (*path, "calibration", "text"), calibration.text
+        if (distill := getattr(step, "distill", None)) is not None:
+            yield (*path, "distill", "text"), distill.text
 
 
 def _check_text(path: Path_, text: Text, file: Path, registries: Registries, problems: list[Problem]) -> None:

@@ -75,8 +75,33 @@ class Kv(Spec):
     format: Literal["fp8_e4m3", "int8"]
 
 
+class Distill(Spec):
+    """Train a draft toward its target, on text, on its own samples, or both (DistillSpec). A step reads ``batch`` rows of ``length`` tokens."""
+
+    loss: Literal["forward_kl", "reverse_kl", "total_variation", "jensen_shannon"] = Field(
+        default="forward_kl", description="named (teacher, student); total variation is one minus the acceptance rate"
+    )
+    on_policy_pct: int = Field(default=0, ge=0, le=100, description="percent of the rows that go on with the draft's own samples")
+    tokens: int = Field(ge=1, le=1_000_000_000_000, description="positions trained on; whole steps, so rounded up")
+    batch: int = Field(default=8, ge=1, le=4096, description="rows a step")
+    length: int = Field(default=256, ge=16, le=131_072, description="tokens in a row")
+    learning_rate: float = Field(default=5e-4, gt=0, le=1, description="the highest, above 0, after the warm-up; then half a cosine")
+    temperature: float = Field(default=1.0, gt=0, le=100, description="above 0; of both distributions in the loss")
+    warmup_pct: int = Field(default=5, ge=0, le=90, description="percent of the steps in which the learning rate rises")
+    text: Text = Text(name="wikipedia_train")
+    quantize: Quantize | None = Field(default=None, description="how the draft is rounded after training, a quantize step")
+
+
+class DraftModel(Spec):
+    """The model that a draft step needs made before it can run: the node between target and draft. Files say it as a part of ``draft``."""
+
+    kind: Literal["draft_model"] = "draft_model"
+    early_exit: int | None = None
+    distill: Distill | None = None
+
+
 class Draft(Spec):
-    """Speculate: ``tokens`` proposals a round, from an n-gram of the text so far or from another variant, verified exactly."""
+    """Speculate: ``tokens`` proposals a round, from an n-gram of the text so far, another variant or the target's first blocks, verified exactly."""
 
     kind: Literal["draft"] = "draft"
     method: Literal["ngram", "variant"]
@@ -85,21 +110,39 @@ class Draft(Spec):
     variant: dict[Name, Name] | None = Field(
         default=None, description="method: variant: the option on each axis; axes left out take their empty option"
     )
-    base: BaseName | None = Field(default=None, description="method: variant: another base, unchanged, as the draft")
+    base: BaseName | None = Field(default=None, description="method: variant: another base as the draft")
+    early_exit: int | None = Field(
+        default=None, ge=1, le=1000, description="method: variant: the target's first blocks with its own norm and head, as the draft"
+    )
+    distill: Distill | None = Field(default=None, description="method: variant: train the draft toward its target first")
 
     @model_validator(mode="after")
     def one_source(self) -> "Draft":
         if self.method == "ngram":
             if self.variant is not None or self.base is not None:
                 raise ValueError("method: ngram takes no variant and no base; use method: variant for a model draft")
+            if self.early_exit is not None or self.distill is not None:
+                given = "distill" if self.early_exit is None else "early_exit"
+                raise ValueError(f"method: ngram takes no {given}, since it has no model; use method: variant for a model draft")
             if self.ngram is None:
                 object.__setattr__(self, "ngram", 3)
         else:
             if self.ngram is not None:
                 raise ValueError("method: variant takes no ngram; leave it out, or use method: ngram")
-            if (self.variant is None) == (self.base is None):
-                raise ValueError("method: variant needs one of variant (axis: option) and base (a name)")
+            given = [key for key in ("variant", "base", "early_exit") if getattr(self, key) is not None]
+            if len(given) != 1:
+                raise ValueError(
+                    "method: variant needs one of variant (axis: option) and base (a name), or early_exit (a number of blocks) in their place; "
+                    f"it has {' and '.join(given) or 'none of them'}"
+                )
         return self
+
+    @property
+    def made(self) -> DraftModel | None:
+        """The model that is made for this draft alone; None where the draft is an n-gram or a model that there is anyway."""
+        if self.early_exit is None and self.distill is None:
+            return None
+        return DraftModel(early_exit=self.early_exit, distill=self.distill)
 
 
 WeightStep = PruneDepth | Quantize

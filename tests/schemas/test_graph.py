@@ -180,3 +180,65 @@ def test_draft_bases_whose_names_differ_in_a_dot_are_two_nodes(good, registries,
 def test_the_base_drafts_for_its_variants(good, parse):
     graph = build_graph(parse(good.replace("variant: {prune: d2}", "variant: {}")))
     assert graph.ends["none__int4__none__small"].draft is graph.base
+
+
+# --- models made for a draft -----------------------------------------------------------------------------------------------------------------
+
+LESSON = "distill: {tokens: 1000}"
+
+
+def made(graph):
+    return [node for node in graph.nodes if node.step and node.step.kind == "draft_model"]
+
+
+def test_a_trained_draft_stands_between_its_target_and_the_variant_it_began_as(good, parse):
+    graph = build_graph(parse(good.replace("variant: {prune: d2}", f"variant: {{prune: d2}}, {LESSON}")))
+    drafted = graph.ends["none__int4__none__small"]
+    model = drafted.draft
+    assert (drafted.path, model.path) == (("int4", "small"), ("int4", "small_draft_model"))
+    assert model.parent is graph.ends["none__int4__none__none"] and model.draft is graph.ends["d2__none__none__none"]
+    assert drafted.parent is model.parent
+    assert (model.step.distill.tokens, model.step.early_exit) == (1000, None)
+    assert model.checkpoint is model and model.target is model and not model.is_runtime
+    assert graph.ends["none__none__none__small"].draft.path == ("small_draft_model",)
+
+
+def test_an_early_exit_comes_out_of_its_target_alone(good, parse):
+    graph = build_graph(parse(good.replace("variant: {prune: d2}", "early_exit: 2")))
+    model = graph.ends["d1__int4__none__small"].draft
+    assert (model.path, model.parent.path, model.draft) == (("d1", "int4", "small_draft_model"), ("d1", "int4"), None)
+    assert (model.step.early_exit, model.step.distill) == (2, None)
+
+
+def test_one_model_is_trained_for_every_number_of_proposals_and_every_kv_format(good, parse):
+    """Neither changes what is trained: a sweep over them would otherwise train the same draft again each time."""
+    options = "".join(
+        f"\n    small{tokens}: [{{kind: draft, method: variant, variant: {{prune: d2}}, tokens: {tokens}, {LESSON}}}]"
+        for tokens in (2, 3, 5)
+    )
+    text = good.replace("\n    small: [{kind: draft, method: variant, variant: {prune: d2}}]", options)
+    graph = build_graph(parse(text.replace("draft: small}", "draft: [small2, small3, small5]}")))
+    assert len(made(graph)) == 4  # for the targets base, d1, int4 and d1/int4: d2 drafts for all but itself
+    drafts = {graph.ends[f"none__int4__{kv}__small{tokens}"].draft for kv in ("none", "fp8") for tokens in (2, 3, 5)}
+    assert [node.path for node in drafts] == [("int4", "small2_draft_model")]
+
+
+def test_another_lesson_another_start_and_another_target_are_other_models(good, parse):
+    options = f"""
+    small: [{{kind: draft, method: variant, variant: {{prune: d2}}, {LESSON}}}]
+    longer: [{{kind: draft, method: variant, variant: {{prune: d2}}, distill: {{tokens: 2000}}}}]
+    other: [{{kind: draft, method: variant, variant: {{prune: d1}}, {LESSON}}}]
+    first: [{{kind: draft, method: variant, early_exit: 1, {LESSON}}}]
+    sibling: [{{kind: draft, method: variant, base: sibling, {LESSON}}}]"""
+    graph = build_graph(parse(good.replace("\n    small: [{kind: draft, method: variant, variant: {prune: d2}}]", options)))
+    mine = [node.path[-1] for node in made(graph) if len(node.path) == 1]
+    assert mine == [f"{name}_draft_model" for name in ("small", "longer", "other", "first", "sibling")]
+    assert graph.ends["none__none__none__sibling"].draft.draft.path == ("draft_base", "sibling")
+    assert len({node.path for node in graph.nodes}) == len(graph.nodes)
+
+
+def test_an_option_with_the_name_of_a_draft_model_keeps_it(good, parse):
+    text = good.replace("variant: {prune: d2}", f"variant: {{prune: d2}}, {LESSON}").replace("fp8:", "small_draft_model:")
+    graph = build_graph(parse(text))
+    assert graph.ends["none__none__small_draft_model__none"].path == ("small_draft_model",)
+    assert graph.ends["none__none__none__small"].draft.path == ("small_draft_modelx",)
