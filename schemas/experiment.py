@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from assay.schemas.base import Base, Source
-from assay.schemas.protocols import Acceptance, Bytes, Divergence, Protocol, Speed
+from assay.schemas.protocols import Acceptance, Bytes, Constrained, Divergence, Protocol, Speed
 from assay.schemas.spec import BaseName, Name, Spec
 from assay.schemas.steps import Draft, Step
 
@@ -48,7 +48,14 @@ class InlineSpeed(Speed):
     name: Name | None = None
 
 
-InlineProtocol = Annotated[InlineDivergence | InlineBytes | InlineAcceptance | InlineSpeed, Field(discriminator="suite")]
+class InlineConstrained(Constrained):
+    __doc__ = Constrained.__doc__
+    name: Name | None = None
+
+
+InlineProtocol = Annotated[
+    InlineDivergence | InlineBytes | InlineAcceptance | InlineSpeed | InlineConstrained, Field(discriminator="suite")
+]
 
 
 def strip_name(protocol: InlineProtocol) -> Protocol:

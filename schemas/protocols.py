@@ -1,5 +1,6 @@
 """How a variant is measured: one frozen spec per suite. Not here: the arithmetic (``ops/evaluate``) or which variants are measured."""
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -74,7 +75,44 @@ class Speed(Spec):
     dtype: Dtype = "float32"
 
 
-Protocol = Annotated[Divergence | Bytes | Acceptance | Speed, Field(discriminator="suite")]
+class ConstrainedPrompt(Spec):
+    """A prompt and the texts that may answer it: those that match ``regex`` as a whole, or the JSON that ``json_schema`` admits."""
+
+    prompt: str = Field(min_length=1, max_length=100_000)
+    regex: str | None = Field(default=None, max_length=10_000)
+    json_schema: str | None = Field(default=None, max_length=100_000, description="as JSON text, since the order of its keys counts")
+    expected: str | None = Field(default=None, min_length=1, max_length=1000, description="what a right answer says, as whole words")
+
+    @model_validator(mode="after")
+    def one_language(self) -> "ConstrainedPrompt":
+        if (self.regex is None) == (self.json_schema is None):
+            raise ValueError(f"a prompt takes one of regex and json_schema; this one has {'none' if self.regex is None else 'both'}")
+        if self.json_schema is not None:
+            try:
+                schema = json.loads(self.json_schema)
+            except ValueError as error:
+                raise ValueError(f"json_schema is no JSON text: {error}") from None
+            if not isinstance(schema, dict):
+                raise ValueError('json_schema is no object; expected one, for instance {"type": "object"}')
+        return self
+
+
+class Constrained(Spec):
+    """Masked sampling against the model's own distribution over the legal texts: exact where a language has at most ``exact_prefixes`` prefixes,
+    otherwise by weighted draws; and greedy answers with and without the mask."""
+
+    suite: Literal["constrained"] = "constrained"
+    prompts: tuple[ConstrainedPrompt, ...] = Field(default=(), max_length=10_000, description="left out: a built-in set of short answers")
+    template: Literal["plain", "chat"] = Field(default="plain", description="chat puts each prompt into the tokenizer's chat template")
+    samples: int = Field(default=32, ge=1, le=100_000, description="draws a prompt, where its language is not enumerated")
+    exact_prefixes: int = Field(default=256, ge=0, le=100_000, description="forwards that an enumeration may take; 0 never enumerates")
+    temperature: float = Field(default=1.0, gt=0, le=10, description="of the model's distribution, with the mask and without")
+    max_new_tokens: int = Field(default=32, ge=1, le=131_072, description="an answer that has not ended by then has no number")
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    dtype: Dtype = "float32"
+
+
+Protocol = Annotated[Divergence | Bytes | Acceptance | Speed | Constrained, Field(discriminator="suite")]
 
 # What each suite measures, with the better direction; budgets and plots name these.
 METRICS: dict[str, dict[str, Literal["lower", "higher"]]] = {
@@ -102,6 +140,20 @@ METRICS: dict[str, dict[str, Literal["lower", "higher"]]] = {
     },
     "acceptance": {"acceptance_rate": "higher", "tokens_per_round": "higher", "greedy_mismatches": "lower"},
     "speed": {"prefill_tok_s": "higher", "decode_tok_s": "higher", "decode_no_draft_tok_s": "higher", "peak_rss_bytes": "lower"},
+    "constrained": {
+        "constrained_tv": "lower",
+        "constrained_kl_nats": "lower",
+        "constrained_reverse_kl_nats": "lower",
+        "log_legal_mass_nats": "higher",
+        "effective_sample_share": "higher",
+        "dead_end_share": "lower",
+        "unfinished_share": "lower",
+        "greedy_agreement": "higher",
+        "free_accuracy": "higher",
+        "constrained_accuracy": "higher",
+        "masked_accuracy": "higher",
+        "conditional_accuracy": "higher",
+    },
 }
 TIMED_SUITES = frozenset({"speed"})
 

@@ -72,7 +72,7 @@ def apply_mask(logits: Float[Tensor, "*batch vocab"], allowed: Bool[Tensor, "*ba
     """
     if not bool(allowed.any(dim=-1).all()):
         raise DeadEnd("a row of the mask allows no token, so there is nothing to sample; expected at least one, be it the end token")
-    return logits.masked_fill(~allowed.to(logits.device), -torch.inf)
+    return torch.where(allowed.to(logits.device), logits, -torch.inf)
 
 
 class EngineConstraint:
@@ -99,16 +99,18 @@ class EngineConstraint:
         if matcher.is_error() and not matcher.get_error().startswith("NoExtension"):
             said = matcher.get_error().split("\n<state>")[0]
             raise ValueError(f"the engine gave up after {self._length} tokens ({said}); a simpler language would work")
-        mask = torch.zeros(self.head_size, dtype=torch.bool)
+        mask = np.zeros(self.head_size, np.bool_)
         if not matcher.is_error():
-            found = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[: self.head_size]
-            mask[: len(found)] = torch.from_numpy(found.view(np.bool_))
-        mask[list(self.eos_ids)] = self._matcher.is_accepting()
-        if not bool(mask.any()):
+            size = min(self.vocabulary, self.head_size)
+            mask[:size] = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:size]
+        ends = self._matcher.is_accepting()
+        for token in self.eos_ids:
+            mask[token] = ends
+        if not mask.any():
             raise DeadEnd(
                 f"no token leads on after {self._length} tokens and the text may not end there: the tokenizer cannot write the rest"
             )
-        return mask
+        return torch.from_numpy(mask)
 
     def advance(self, token: int) -> None:
         if self._finished:

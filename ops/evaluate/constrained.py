@@ -29,6 +29,7 @@ Source:
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -96,7 +97,7 @@ def language(constraint: Constraint, *, max_tokens: int, limit: int) -> Language
     """
     found = Language([], [], [])
     pending: list[tuple[Text, Constraint]] = [((), constraint.copy())]
-    while pending:
+    while pending and limit > 0:
         text, here = pending.pop()
         try:
             legal = tuple(here.allowed().nonzero().flatten().tolist())
@@ -109,11 +110,11 @@ def language(constraint: Constraint, *, max_tokens: int, limit: int) -> Language
             after.advance(token)
             if after.finished:
                 found.texts.append((*text, token))
-            elif len(text) + 1 == max_tokens or len(found.prefixes) + len(pending) == limit:
+            elif len(text) + 1 == max_tokens or len(found.prefixes) + len(pending) >= limit:
                 return None
             else:
                 pending.append(((*text, token), after))
-    return found
+    return found if limit > 0 else None
 
 
 def enumerate_masked(whole: Language, next_logits: NextLogits, *, temperature: float, vocabulary: int) -> Outcomes:
@@ -264,6 +265,12 @@ def expectations(outcomes: Outcomes, quality: Float64[Tensor, " texts"]) -> tupl
         return Estimate(under_mask), Estimate(under_condition)
     ratio = weight * len(weight)
     return _estimate(under_mask, quality - under_mask), _estimate(under_condition, ratio * (quality - under_condition))
+
+
+def says(text: str, expected: str) -> bool:
+    """Whether ``text`` has ``expected`` as whole words; a single letter also in its case, since "a" is no answer A."""
+    flags = 0 if len(expected) == 1 else re.IGNORECASE
+    return re.search(rf"(?<!\w){re.escape(expected)}(?!\w)", text, flags) is not None
 
 
 def _estimate(value: float, influence: Tensor) -> Estimate:

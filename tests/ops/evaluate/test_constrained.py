@@ -210,6 +210,7 @@ def test_a_language_is_listed_whole_or_not_at_all_and_no_model_is_asked():
     assert language(constraint("(ab)?"), max_tokens=3, limit=4) is not None
     assert language(constraint("(ab)?"), max_tokens=3, limit=3) is None
     assert language(constraint("(ab)?"), max_tokens=2, limit=10) is None
+    assert language(constraint(""), max_tokens=1, limit=1).texts == [(EOS,)] and language(constraint(""), max_tokens=1, limit=0) is None
     assert language(constraint("a*"), max_tokens=30, limit=10_000) is None
 
 
