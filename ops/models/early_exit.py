@@ -25,7 +25,7 @@ def early_exit(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     Raises:
         ValueError: ``layers`` is not between 1 and the number of blocks.
     Source:
-        The static form of Elhoushi et al. 2024 (LayerSkip), §3.3, arXiv:2404.16710, without their training for early exits.
+        The static form of Elhoushi et al. 2024 (LayerSkip), arXiv:2404.16710, without their training for early exits.
     """
     total = len(structure.blocks(model))
     if not 1 <= layers <= total:

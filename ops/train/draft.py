@@ -74,7 +74,7 @@ def distill(
         ValueError: a prefix outside the window, heads that are not the last layer, or what ``loop.train`` refuses.
         DivergedError: see ``loop.train``.
     Source:
-        Zhou et al. 2023, §4, arXiv:2310.08461. Unlike it the loss is taken at the prompt's positions too: a draft proposes there as well once
+        Zhou et al. 2023, arXiv:2310.08461. Unlike it the loss is taken at the prompt's positions too: a draft proposes there as well once
         a conversation goes on.
     """
     length = windows.shape[1]

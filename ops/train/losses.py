@@ -52,7 +52,7 @@ def total_variation(
     """T · ½ Σ |p − q|; at T = 1 its complement is the share of the student's proposals that exact verification accepts.
 
     Source:
-        Zhou et al. 2023, §3, arXiv:2310.08461.
+        Zhou et al. 2023 (DistillSpec), arXiv:2310.08461.
     """
     log_p, log_q = _log_probabilities(teacher, student, temperature)
     return temperature * 0.5 * (log_p.exp() - log_q.exp()).abs().sum(dim=-1)
@@ -73,7 +73,7 @@ def jensen_shannon(
     Raises:
         ValueError: ``beta`` is outside 0 to 1, or too near an end.
     Source:
-        Agarwal et al. 2023 (GKD), eq. 1, arXiv:2306.13649.
+        Agarwal et al. 2023 (GKD), arXiv:2306.13649.
     """
     if beta in (0, 1):
         return (reverse_kl if beta else forward_kl)(teacher, student, temperature=temperature)

@@ -80,7 +80,7 @@ def test_the_same_step_writes_the_same_bytes_and_another_seed_others(target, tmp
     assert written[0] == written[1] and written[0]["model.safetensors"] != written[2]["model.safetensors"]
 
 
-@pytest.mark.parametrize("loss", sorted(EVERY))
+@pytest.mark.parametrize("loss", ["reverse_kl", "jensen_shannon"])
 def test_the_loss_that_is_named_is_the_one_that_is_used(loss, target, tmp_path):
     (tmp_path / "cut").mkdir()
     write_early_exit(target, tmp_path / "cut", 1)
