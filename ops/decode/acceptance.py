@@ -1,6 +1,7 @@
 """What speculation gains: closed forms, and statistics of recorded rounds. Not here: the loop that records them (``speculate``)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jaxtyping import Float
 from torch import Tensor
@@ -45,6 +46,50 @@ def expected_speedup(alpha: float, gamma: int, cost: float) -> float:
     if not cost >= 0:
         raise ValueError(f"cost={cost} is no ratio of times; expected 0 or more")
     return expected_tokens(alpha, gamma) / (gamma * cost + 1)
+
+
+def best_gamma(alpha: float, cost: float, most: int) -> int:
+    """The number of proposals a round, 1 to ``most``, at which :func:`expected_speedup` is largest; the smaller one where two are equal.
+
+    Raises:
+        ValueError: ``most`` is below 1, or as :func:`expected_speedup` says.
+    """
+    if most < 1:
+        raise ValueError(f"most={most} proposals a round leave no choice; expected 1 or more")
+    return max(range(1, most + 1), key=lambda gamma: (expected_speedup(alpha, gamma, cost), -gamma))
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Chooses the number of proposals of each round by how many of the last rounds' were accepted.
+
+    The choice depends on a text's own past rounds alone, which are over when it is made: so the next round is as exact with it as with any other, and
+    no neighbour in a batch has a part in it.
+
+    Attributes:
+        cost: time of one draft step over time of one target step, measured before.
+        most: the largest number it may choose.
+        memory: rounds that it looks back.
+        prior, weight: it begins as if ``weight`` proposals had been tested and the share ``prior`` of them accepted.
+    """
+
+    cost: float
+    most: int = 8
+    memory: int = 32
+    prior: float = 0.7
+    weight: float = 4.0
+
+    def __post_init__(self) -> None:
+        best_gamma(self.prior, self.cost, self.most)
+        if self.memory < 1 or not self.weight > 0:
+            raise ValueError(f"memory={self.memory} rounds and weight={self.weight}; expected 1 or more and a number above 0")
+
+    def gamma(self, proposed: Sequence[int], accepted: Sequence[int]) -> int:
+        """Proposals for the next round of a text whose rounds so far proposed and accepted these."""
+        rounds = list(zip(proposed[-self.memory :], accepted[-self.memory :], strict=True))
+        taken = sum(accepted for _, accepted in rounds)
+        tested = sum(min(accepted + 1, proposed) for proposed, accepted in rounds)
+        return best_gamma((taken + self.prior * self.weight) / (tested + self.weight), self.cost, self.most)
 
 
 def acceptance_rate(proposed: Sequence[int], accepted: Sequence[int]) -> float | None:

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from assay.ops.decode.generate import shared_size
-from assay.ops.decode.session import Session, vocabulary_size
+from assay.ops.decode.runner import Runner
+from assay.ops.decode.session import Session
 
 
 class Difference(NamedTuple):
@@ -29,7 +30,7 @@ class Difference(NamedTuple):
 
 
 def first_difference(
-    model: Any,
+    runner: Runner,
     prompt: Sequence[int],
     plain: Sequence[int],
     speculated: Sequence[int],
@@ -55,17 +56,17 @@ def first_difference(
     position = next((index for index in range(shared) if plain[index] != speculated[index]), shared)
     if position == len(plain) == len(speculated):
         return None
-    size = shared_size(vocabulary_size(model), vocabulary)
+    size = shared_size(runner.shape.vocabulary, vocabulary)
 
     def read(lengths: Iterable[int]) -> list[Tensor]:
         """The logits after each of the shared tokens, read in blocks of these lengths; as both loops do, the prompt at once and first."""
-        session, start = Session(model, kv_format=kv_format), 0
-        rows = [session.read(prompt, keep=1)[0, :size].float()]
+        session, start = Session(runner, capacity=len(prompt) + len(plain), kv_format=kv_format), 0
+        rows = [session.read([prompt])[0][0, :size]]
         for length in lengths:
             tokens = plain[start : min(start + length, position)]
             if not tokens:
                 break
-            rows += list(session.read(tokens, keep=len(tokens))[:, :size].float())
+            rows += list(session.read([tokens], keep=len(tokens))[0][:, :size])
             start += length
         return rows
 

@@ -35,29 +35,33 @@ def make_mistral() -> Callable[..., Any]:
 
 
 class ScriptedDraft:
-    """Proposes the true greedy continuation, made wrong at the place where each round is to be rejected."""
+    """Proposes the true greedy continuation of each text, made wrong at the place where each round is to be rejected."""
 
-    def __init__(self, truth: list[int], accept: list[int], vocabulary: int = 128) -> None:
-        self.truth, self.script, self.vocabulary, self.settled = truth, list(accept), vocabulary, []
-        self.prompt_length = 0
+    def __init__(self, truth: list[list[int]], accept: list[list[int]], vocabulary: int = 128) -> None:
+        self.truth, self.script, self.vocabulary = truth, [list(row) for row in accept], vocabulary
+        self.settled: list[list[int]] = []
 
-    def check(self, prompt: list[int]) -> None: ...
+    def check(self, requests, *, vocabulary) -> None: ...
 
-    def begin(self, prompt: list[int], *, vocabulary: int) -> None:
-        self.prompt_length = len(prompt)
+    def begin(self, requests, *, vocabulary: int) -> None: ...
 
-    def propose(self, tokens, count, *, sampling, generator):
-        from assay.ops.decode.drafts import Proposal
+    def propose(self, requests, counts, *, sampling):
+        from assay.ops.decode.drafts import NOTHING, Proposal
 
-        at = len(tokens) - self.prompt_length
-        found = self.truth[at : at + count]
-        accept = self.script.pop(0)
-        if accept < len(found):
-            found[accept] = (found[accept] + 1) % self.vocabulary
-        return Proposal(found, None)
+        proposals = []
+        for truth, script, request, count in zip(self.truth, self.script, requests, counts, strict=True):
+            if request.done:
+                proposals.append(NOTHING)
+                continue
+            at, accept = len(request.text) - request.start, script.pop(0)
+            found = truth[at : at + count]
+            if accept < len(found):
+                found[accept] = (found[accept] + 1) % self.vocabulary
+            proposals.append(Proposal(found, None))
+        return proposals
 
-    def settle(self, accepted: int) -> None:
-        self.settled.append(accepted)
+    def settle(self, accepted: list[int]) -> None:
+        self.settled.append(list(accepted))
 
 
 @pytest.fixture
@@ -67,19 +71,22 @@ def scripted_draft() -> Callable[..., ScriptedDraft]:
 
 @pytest.fixture
 def record_forwards() -> Callable[[Any], list]:
-    """Collect (first position, logits of the kept positions) of every forward that decoding makes of a model; those of a test itself give no positions."""
+    """Collect of every forward of a runner, by row: the positions whose logits were kept, and these logits."""
 
-    def watch(model: Any) -> list:
+    def watch(runner: Any) -> list:
         seen: list = []
+        forward = runner.forward
 
-        def hook(module, arguments, keywords, output):
-            if "position_ids" not in keywords:
-                return
-            logits = output.logits[0].clone()
-            last = int(keywords["position_ids"][0, -1])
-            seen.append((last - len(logits) + 1, logits))
+        def recorded(cache, step):
+            logits = forward(cache, step)
+            rows: dict[int, tuple[list[int], Any]] = {}
+            for row in sorted(set(step.rows[step.keep].tolist())):
+                mine = step.rows[step.keep] == row
+                rows[row] = (step.positions[step.keep][mine].tolist(), logits[mine].clone())
+            seen.append(rows)
+            return logits
 
-        model.register_forward_hook(hook, with_kwargs=True)
+        runner.forward = recorded
         return seen
 
     return watch
@@ -108,8 +115,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_parameters": {"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}},
     }),
-    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "mixtral with a window": ("Mixtral", {"num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 6}),
+    "mixtral with a window": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6}),
 }  # fmt: skip
 
 

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.ops.decode.acceptance import (
+    Adaptive,
     acceptance_by_position,
     acceptance_rate,
     acceptance_when_reached,
+    best_gamma,
     expected_speedup,
     expected_tokens,
     overlap,
@@ -79,3 +81,40 @@ def test_positions_add_up_to_the_totals(pairs):
 def test_lists_that_do_not_fit_are_refused(proposed, accepted, gamma):
     with pytest.raises(ValueError, match="round"):
         acceptance_by_position(proposed, accepted, gamma)
+
+
+def test_the_best_gamma_worked_by_hand():
+    # α = 0.8, c = 0.1: four give 3.3616 / 1.4 = 2.401, five 3.6893 / 1.5 = 2.460, six 3.9514 / 1.6 = 2.470, seven 4.1611 / 1.7 = 2.448.
+    assert best_gamma(0.8, 0.1, 5) == 5
+    assert best_gamma(0.8, 0.1, 20) == 6
+    assert best_gamma(1.0, 0.5, 8) == 8
+    assert best_gamma(0.0, 0.5, 8) == 1
+    assert best_gamma(0.3, 1.0, 8) == 1  # never worth it, but a round proposes something
+    assert best_gamma(0.0, 0.0, 8) == 1  # all alike: the least
+    with pytest.raises(ValueError, match="most=0"):
+        best_gamma(0.5, 0.1, 0)
+
+
+@given(st.floats(0, 1), st.floats(0, 2), st.integers(1, 12))
+def test_no_other_gamma_is_faster_than_the_best(alpha, cost, most):
+    best = expected_speedup(alpha, best_gamma(alpha, cost, most), cost)
+    assert all(expected_speedup(alpha, gamma, cost) <= best for gamma in range(1, most + 1))
+
+
+def test_adaptive_follows_what_was_accepted_lately():
+    adaptive = Adaptive(cost=0.1, most=8, memory=4)
+    assert adaptive.gamma([], []) == best_gamma(0.7, 0.1, 8)
+    # Of four rounds of four, all accepted: (16 + 2.8) / (16 + 4) = 0.94. A rejection tests one proposal more than it accepts: 2.8 / (4 + 4) = 0.35.
+    assert adaptive.gamma([4] * 4, [4] * 4) == best_gamma(0.94, 0.1, 8) == 8
+    assert adaptive.gamma([4] * 4, [0] * 4) == best_gamma(0.35, 0.1, 8) == 1
+    assert adaptive.gamma([4] * 9, [0] * 5 + [4] * 4) == 8  # what is further back is forgotten
+    assert adaptive.gamma([2, 0], [2, 0]) == best_gamma((2 + 2.8) / (2 + 4), 0.1, 8)
+    for wrong in (
+        {"cost": -1.0},
+        {"cost": 0.1, "most": 0},
+        {"cost": 0.1, "memory": 0},
+        {"cost": 0.1, "weight": 0.0},
+        {"cost": 0.1, "prior": 2.0},
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            Adaptive(**wrong)

@@ -11,53 +11,56 @@ from assay.ops.decode.generate import generate
 PROMPT = [5, 17, 90, 3, 44]
 
 
-def test_equal_texts_have_no_difference(tl8):
-    plain = generate(tl8, PROMPT, max_new_tokens=6).tokens
-    assert first_difference(tl8, PROMPT, plain, list(plain), block=3) is None
+def plainly(runner, length, **more):
+    return generate(runner, [PROMPT], max_new_tokens=length, **more)[0].tokens
+
+
+def test_equal_texts_have_no_difference(tl8, run):
+    plain = plainly(run(tl8), 6)
+    assert first_difference(run(tl8), PROMPT, plain, list(plain), block=3) is None
 
 
 @pytest.mark.parametrize("position", [0, 1, 7, 11])
-def test_a_wrong_token_is_a_fault_with_the_gap_of_its_logit(tl8, position):
-    plain = generate(tl8, PROMPT, max_new_tokens=12).tokens
+def test_a_wrong_token_is_a_fault_with_the_gap_of_its_logit(tl8, run, full_logits, position):
+    plain = plainly(run(tl8), 12)
     wrong = [*plain]
     wrong[position] = (wrong[position] + 1) % 128
-    with torch.inference_mode():
-        logits = tl8(input_ids=torch.tensor([PROMPT + plain[:position]]), use_cache=False).logits[0, -1]
-    found = first_difference(tl8, PROMPT, plain, wrong, block=5)
+    logits = full_logits(tl8, PROMPT + plain[:position])[-1]
+    found = first_difference(run(tl8), PROMPT, plain, wrong, block=5)
     assert found is not None and not found.near_tie
     assert found.position == position
     assert found.gap == pytest.approx(float(logits[plain[position]] - logits[wrong[position]]), abs=1e-4)
     assert found.noise < 1e-4
 
 
-def test_two_tokens_with_the_same_logit_are_a_near_tie(tl8):
-    plain = generate(tl8, PROMPT, max_new_tokens=6).tokens
+def test_two_tokens_with_the_same_logit_are_a_near_tie(tl8, run):
+    plain = plainly(run(tl8), 6)
     twin = next(token for token in range(128) if token not in plain)
     with torch.no_grad():
         tl8.lm_head.weight[twin] = tl8.lm_head.weight[plain[4]]
     other = [*plain[:4], twin, 1]
-    found = first_difference(tl8, PROMPT, plain, other, block=3)
+    found = first_difference(run(tl8), PROMPT, plain, other, block=3)
     assert found is not None and found.near_tie
     assert (found.position, found.gap) == (4, pytest.approx(0, abs=1e-5))
 
 
-def test_a_text_that_merely_ends_early_is_a_fault(tl8):
-    plain = generate(tl8, PROMPT, max_new_tokens=6).tokens
-    found = first_difference(tl8, PROMPT, plain, plain[:4], block=3)
+def test_a_text_that_merely_ends_early_is_a_fault(tl8, run):
+    plain = plainly(run(tl8), 6)
+    found = first_difference(run(tl8), PROMPT, plain, plain[:4], block=3)
     assert found is not None and not found.near_tie
     assert (found.position, found.gap) == (4, math.inf)
 
 
-def test_the_noise_is_of_the_cache_that_the_texts_were_made_with(tl8, record_forwards):
-    plain = generate(tl8, PROMPT, max_new_tokens=12, kv_format="fp8_e4m3").tokens
+def test_the_noise_is_of_the_cache_that_the_texts_were_made_with(tl8, run, record_forwards):
+    runner = run(tl8)
+    forwards = record_forwards(runner)
+    plain = plainly(runner, 12, kv_format="fp8_e4m3")
     wrong = [*plain[:11], (plain[11] + 1) % 128]
-    forwards = record_forwards(tl8)
-    generate(tl8, PROMPT, max_new_tokens=12, kv_format="fp8_e4m3")
-    row = forwards[-1][1][0]
-    found = first_difference(tl8, PROMPT, plain, wrong, block=5, kv_format="fp8_e4m3")
+    row = forwards[-1][0][1][0]
+    found = first_difference(runner, PROMPT, plain, wrong, block=5, kv_format="fp8_e4m3")
     assert found is not None
     assert found.gap == float(row[plain[11]] - row[wrong[11]])  # the same forwards, so the same bits
-    unquantized = first_difference(tl8, PROMPT, plain, wrong, block=5)
+    unquantized = first_difference(runner, PROMPT, plain, wrong, block=5)
     assert unquantized is not None and abs(unquantized.gap - found.gap) > 1e-3
 
 

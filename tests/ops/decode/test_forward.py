@@ -46,11 +46,9 @@ def test_the_decoders_are_ones_in_which_a_fault_shows(make_decoder, run, full_lo
 
 def test_token_by_token_and_in_chunks_the_logits_are_the_same(decoder, run, full_logits):
     runner, expected = run(decoder), full_logits(decoder, TEXT)
-    for length in (1, 7):
-        session = Session(runner, capacity=40)
-        rows = [session.read([TEXT[start : start + length]], keep=len(TEXT[start : start + length]))[0] for start in range(0, 40, length)]
-        close(torch.cat(rows), expected)
-    for chunk in (5, 16):
+    session = Session(runner, capacity=40)
+    close(torch.cat([session.read([[token]])[0] for token in TEXT]), expected)
+    for chunk in (7, 16):
         close(Session(runner, capacity=40, chunk=chunk).read([TEXT], keep=40)[0], expected)
         close(Session(runner, capacity=40, chunk=chunk).read([TEXT], keep=11)[0], expected[-11:])
 
@@ -114,18 +112,18 @@ def test_rows_that_change_places_go_on_with_their_own_texts(decoder, run, full_l
 @pytest.mark.parametrize("kv_format", ["fp8_e4m3", "int8"])
 def test_a_quantized_cache_gives_what_the_same_cache_gives_in_transformers(decoder, run, full_logits, kv_format):
     cache, expected = make_cache(decoder, kv_format), []
-    pieces = [TEXT[:9], *([token] for token in TEXT[9:20])]
+    pieces = [TEXT[:9], *([token] for token in TEXT[9:16])]
     with torch.inference_mode():
         for piece in pieces:
             start = cache.get_seq_length()
             positions = torch.arange(start, start + len(piece)).unsqueeze(0)
             expected.append(decoder(input_ids=torch.tensor([piece]), cache=cache, position_ids=positions).logits[0])
-    session = Session(run(decoder), capacity=20, kv_format=kv_format)
+    session = Session(run(decoder), capacity=16, kv_format=kv_format)
     found = [session.read([piece], keep=len(piece))[0] for piece in pieces]
     # A rounding of 1e-6 now and then moves a stored value to the next code; nearly every place is equal all the same.
     errors = (torch.cat(found) - torch.cat(expected)).abs().amax(dim=-1)
     assert (errors < 1e-3).float().mean() > 0.8
-    assert (torch.cat(expected) - full_logits(decoder, TEXT[:20])).abs().max() > 0.05  # the format is in force
+    assert (torch.cat(expected) - full_logits(decoder, TEXT[:16])).abs().max() > 0.05  # the format is in force
     assert session.cache.size_bytes == cache.nbytes()
 
 
@@ -150,7 +148,7 @@ def test_static_shapes_give_the_same_logits_with_rows_that_are_idle_or_read_less
 
 def test_static_shapes_never_look_at_a_value(make_decoder, run):
     # Under "meta" every tensor is a shape alone, so that reading a value fails, as it would while a graph is captured.
-    for name in ("gemma3", "mixtral"):
+    for name in ("gemma3", "mixtral with a window"):
         runner = run(make_decoder(name).to("meta"), device="meta")
         cache = runner.cache(rows=2, capacity=16, format="int8")
         ids = torch.zeros(2, 3, dtype=torch.long, device="meta")
@@ -201,7 +199,7 @@ def test_bfloat16_rounds_where_transformers_does(decoder, run, full_logits, tmp_
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("policy", [("skip", "skip"), ("quantize", "quantize"), ("quantize", "untie")])
+@pytest.mark.parametrize("policy", [("quantize", "quantize"), ("quantize", "untie")])
 def test_a_packed_checkpoint_runs_as_the_model_that_it_dequantizes_to(make_decoder, full_logits, tmp_path, bits, symmetric, policy):
     model = make_decoder("qwen2 with a bias")
     settings = {"bits": bits, "group_size": 32, "symmetric": symmetric}
@@ -209,7 +207,7 @@ def test_a_packed_checkpoint_runs_as_the_model_that_it_dequantizes_to(make_decod
     expected = full_logits(model, TEXT)
     save_packed(model, None, tmp_path, rounded.layers, **settings)
     shape, weights = open_weights(tmp_path)
-    assert weights.forms == (f"int{bits}" if policy != ("skip", "skip") else f"int{bits}+float32")
+    assert weights.forms == f"int{bits}"
     runner = TorchRunner(shape, weights)
     assert runner.path == f"torch float32, {weights.forms} weights"
     close(Session(runner, capacity=40).read([TEXT], keep=40)[0], expected)

@@ -11,7 +11,7 @@ from assay.ops.decode.acceptance import overlap
 from assay.ops.decode.sampling import sample
 from assay.ops.decode.verify import residual, verify
 
-DRAWS = 20_000
+DRAWS = 8_000
 many_draws = pytest.mark.usefixtures("unchecked_shapes")  # checking each call would take longer than the draws
 
 

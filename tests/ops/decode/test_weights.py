@@ -40,7 +40,7 @@ def test_forms_are_named_with_most_weights_first(make_decoder, tmp_path):
 
 
 def test_experts_are_the_same_in_memory_and_in_a_file(make_decoder, tmp_path):
-    model = make_decoder("mixtral")
+    model = make_decoder("mixtral with a window")
     model.save_pretrained(tmp_path)
     (_, held), (_, stored) = weights_of(model), open_weights(tmp_path)
     assert held.forms == stored.forms == "float32"
