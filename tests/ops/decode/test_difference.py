@@ -9,6 +9,7 @@ from assay.ops.decode.difference import Difference, first_difference
 from assay.ops.decode.generate import generate
 
 PROMPT = [5, 17, 90, 3, 44]
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they are checked where the same loops are tested
 
 
 def plainly(runner, length, **more):

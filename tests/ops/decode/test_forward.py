@@ -44,6 +44,7 @@ def test_the_decoders_are_ones_in_which_a_fault_shows(make_decoder, run, full_lo
     assert (session.read([TEXT[30:]], keep=10)[0] - expected[30:]).abs().max() > 0.1
 
 
+@pytest.mark.usefixtures("unchecked_shapes")  # for time; the other tests check them
 def test_token_by_token_and_in_chunks_the_logits_are_the_same(decoder, run, full_logits):
     runner, expected = run(decoder), full_logits(decoder, TEXT)
     session = Session(runner, capacity=40)
@@ -175,6 +176,7 @@ def test_after_an_eviction_positions_go_on_and_slots_do_not(tl8, run):
         session.rollback([1])
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_a_model_with_layers_removed_reads_its_cache_as_without_one(make_llama, run, full_logits):
     # Layers that keep their old numbers share or miss a cache slot: here a layer is known by its place alone.
     for dropped in ([0], [1, 2]):
