@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import assert_never
 
 from assay.ops.suites.subject import Result, Subject
-from assay.schemas.protocols import Acceptance, Bytes, Constrained, Divergence, Protocol, Speed
+from assay.schemas.protocols import Acceptance, Bytes, Constrained, Distribution, Divergence, Protocol, Speed
 
 
 def measure(protocol: Protocol, subject: Subject, *, reference: Path | None, experiment_dir: Path | None) -> Result:
@@ -40,5 +40,9 @@ def measure(protocol: Protocol, subject: Subject, *, reference: Path | None, exp
             from assay.ops.suites.constrained import constrained
 
             return constrained(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Distribution():
+            from assay.ops.suites.distribution import distribution
+
+            return distribution(protocol, subject, reference=reference, experiment_dir=experiment_dir)
         case _:
             assert_never(protocol)

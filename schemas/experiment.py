@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from assay.schemas.base import Base, Source
-from assay.schemas.protocols import Acceptance, Bytes, Constrained, Divergence, Protocol, Speed
+from assay.schemas.protocols import Acceptance, Bytes, Constrained, Distribution, Divergence, Protocol, Speed
 from assay.schemas.spec import BaseName, Name, Spec
 from assay.schemas.steps import Draft, Step
 
@@ -53,8 +53,13 @@ class InlineConstrained(Constrained):
     name: Name | None = None
 
 
+class InlineDistribution(Distribution):
+    __doc__ = Distribution.__doc__
+    name: Name | None = None
+
+
 InlineProtocol = Annotated[
-    InlineDivergence | InlineBytes | InlineAcceptance | InlineSpeed | InlineConstrained, Field(discriminator="suite")
+    InlineDivergence | InlineBytes | InlineAcceptance | InlineSpeed | InlineConstrained | InlineDistribution, Field(discriminator="suite")
 ]
 
 

@@ -108,7 +108,9 @@ class Measurement(Spec):
     protocol_digest: str
     suite: str
     metric: str
-    slice_kind: Literal["all", "token_class", "language", "position"] = "all"
+    slice_kind: Literal[
+        "all", "token_class", "language", "position", "temperature", "temperature_k", "filter_temperature", "filter_temperature_k", "batch"
+    ] = "all"
     slice: str = "all"
     value: float | None
     unit: str

@@ -75,6 +75,34 @@ class Speed(Spec):
     dtype: Dtype = "float32"
 
 
+class Distribution(Spec):
+    """How spread the next-token distributions on a text are, and what temperatures and filters make of them: facts of a model, nothing is drawn."""
+
+    suite: Literal["distribution"] = "distribution"
+    text: Text = Text(name="wikipedia")
+    tokens: int = Field(default=2048, ge=32, le=10_000_000, description="tokens read from the text")
+    window: int = Field(default=512, ge=8, le=131_072)
+    temperatures: tuple[Annotated[float, Field(gt=0, le=10, description="above 0, at most 10")], ...] = Field(
+        default=(0.5, 0.7, 1.0, 1.5), max_length=32
+    )
+    top_k: tuple[Annotated[int, Field(ge=1, le=10_000_000)], ...] = Field(
+        default=(10, 50, 1000), max_length=32, description="what lies beyond the k likeliest tokens is the tail"
+    )
+    batch: int = Field(default=4, ge=1, le=1024, description="windows per forward")
+    dtype: Dtype = "float32"
+
+    @field_validator("temperatures", "top_k")
+    @classmethod
+    def each_once(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        if not values:
+            raise ValueError("got an empty list; expected at least one value")
+        told = [f"{value:g}" for value in values]  # as a slice is called
+        twice = next((each for each in told if told.count(each) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is there twice; expected each value once")
+        return values
+
+
 class ConstrainedPrompt(Spec):
     """A prompt and the texts that may answer it: those that match ``regex`` as a whole, or the JSON that ``json_schema`` admits."""
 
@@ -112,10 +140,10 @@ class Constrained(Spec):
     dtype: Dtype = "float32"
 
 
-Protocol = Annotated[Divergence | Bytes | Acceptance | Speed | Constrained, Field(discriminator="suite")]
+Protocol = Annotated[Divergence | Bytes | Acceptance | Speed | Constrained | Distribution, Field(discriminator="suite")]
 
-# What each suite measures, with the better direction; budgets and plots name these.
-METRICS: dict[str, dict[str, Literal["lower", "higher"]]] = {
+# What each suite measures, with the better direction, None where neither is better; budgets and plots name these.
+METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
     "divergence": {
         "kl_mean_nats": "lower",
         "kl_p50_nats": "lower",
@@ -153,6 +181,14 @@ METRICS: dict[str, dict[str, Literal["lower", "higher"]]] = {
         "constrained_accuracy": "higher",
         "masked_accuracy": "higher",
         "conditional_accuracy": "higher",
+    },
+    "distribution": {
+        "entropy_mean_nats": None,
+        "varentropy_mean_nats2": None,
+        "tail_mass": None,
+        "kept_tokens": None,
+        "kept_tail_mass": None,
+        "entropy_law_residual": "lower",
     },
 }
 TIMED_SUITES = frozenset({"speed"})

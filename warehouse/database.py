@@ -129,9 +129,11 @@ def insert(connection: DuckDBPyConnection, table: str, frame: pl.DataFrame) -> N
 def create_views(connection: DuckDBPyConnection) -> None:
     """Create the view ``metric``, those of ``views/*.sql`` and one for every experiment whose name is one (``schemas.spec.Name``)."""
     kinds = [(metric, suite, better) for suite, metrics in METRICS.items() for metric, better in metrics.items()]
-    rows = ", ".join(f"({', '.join(map(literal, kind))})" for kind in kinds)
+    rows = ", ".join(f"({', '.join('NULL' if each is None else literal(each) for each in kind)})" for kind in kinds)
     connection.execute(f"CREATE OR REPLACE VIEW metric AS SELECT * FROM (VALUES {rows}) AS metrics (metric, suite, better)")
-    _comment(connection, "metric", "Which suite measures a metric, and is lower or higher better? Grain: one row per metric.")
+    _comment(
+        connection, "metric", "Which suite measures a metric, and is lower or higher better (NULL: neither)? Grain: one row per metric."
+    )
     for view in VIEWS:
         sql = (HERE / "views" / f"{view}.sql").read_text(encoding="utf-8")
         connection.execute(sql)

@@ -13,6 +13,13 @@ from torch import Tensor
 from assay.ops.decode.filters import Candidates
 
 
+class Moments(NamedTuple):
+    """Mean and variance of the surprise −log p, in nats and nats²."""
+
+    mean: Float[Tensor, "*batch"]
+    variance: Float[Tensor, "*batch"]
+
+
 class KeptSet(NamedTuple):
     """What a filter keeps: how many tokens, their share of the whole before it, and of that the share beyond each rank that was asked for."""
 
@@ -27,7 +34,7 @@ def entropy(logits: Float[Tensor, "*batch vocab"], temperature: float = 1.0) -> 
     Raises:
         ValueError: ``temperature`` is not above 0.
     """
-    return _moments(logits, temperature)[0]
+    return moments(logits, temperature).mean
 
 
 def varentropy(logits: Float[Tensor, "*batch vocab"], temperature: float = 1.0) -> Float[Tensor, "*batch"]:
@@ -36,7 +43,7 @@ def varentropy(logits: Float[Tensor, "*batch vocab"], temperature: float = 1.0) 
     Raises:
         ValueError: ``temperature`` is not above 0.
     """
-    return _moments(logits, temperature)[1]
+    return moments(logits, temperature).variance
 
 
 def entropy_slope(logits: Float[Tensor, "*batch vocab"], temperature: float = 1.0) -> Float[Tensor, "*batch"]:
@@ -47,10 +54,10 @@ def entropy_slope(logits: Float[Tensor, "*batch vocab"], temperature: float = 1.
     Raises:
         ValueError: ``temperature`` is not above 0.
     """
-    return _moments(logits, temperature)[1] / temperature
+    return moments(logits, temperature).variance / temperature
 
 
-def slope_residual(logits: Float[Tensor, "*batch vocab"], temperature: float = 1.0, *, step: float = 1e-3) -> Float[Tensor, "*batch"]:
+def slope_residual(logits: Float[Tensor, "*batch vocab"], temperature: float = 1.0, *, step: float = 1e-4) -> Float[Tensor, "*batch"]:
     """|(H(T + h) − H(T − h)) / 2h − Var(z)/T³| in float64, with h = ``step`` · T: what is left of the law when it is checked numerically."""
     z, h = logits.double(), step * temperature
     return ((entropy(z, temperature + h) - entropy(z, temperature - h)) / (2 * h) - entropy_slope(z, temperature)).abs()
@@ -90,26 +97,32 @@ def tail_mass(logits: Float[Tensor, "rows vocab"], ks: Sequence[int], temperatur
 def kept_set(left: Candidates, ks: Sequence[int] = ()) -> KeptSet:
     """What ``left`` has of the distribution, and how much of that lies beyond the ``k`` likeliest tokens, for each k of ``ks``; float64."""
     whole = left.p.sum(dim=-1, dtype=torch.float64)
+    vocab = left.p.shape[-1]
     if left.kept is None:
-        left = left.extended()
-    sums = left.ranked.cumsum(dim=-1, dtype=torch.float64)
-    size = (left.ranked > 0).sum(dim=-1)
-    if left.kept is not None:
-        size = torch.minimum(size, left.kept)
+        ranked = left.extended().ranks(vocab)
+        size = (ranked > 0).sum(dim=-1)
+    else:
+        ranked = left.ranks(vocab)[:, : int(left.kept.max())]
+        size = torch.minimum((ranked > 0).sum(dim=-1), left.kept)
+    sums = ranked.cumsum(dim=-1, dtype=torch.float64)
     kept = sums.gather(-1, size.unsqueeze(-1) - 1)
     heads = [sums.gather(-1, size.clamp(max=k).unsqueeze(-1) - 1) for k in ks]
     tail = torch.cat([1 - head / kept for head in heads], dim=-1) if heads else sums[:, :0]
     return KeptSet(size, kept.squeeze(-1) / whole, tail)
 
 
-def _moments(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the surprise −log p."""
+def moments(logits: Float[Tensor, "*batch vocab"], temperature: float = 1.0) -> Moments:
+    """:func:`entropy` and :func:`varentropy` in one pass.
+
+    Raises:
+        ValueError: ``temperature`` is not above 0.
+    """
     log_p = _log_softmax(logits, temperature)
     p = log_p.exp()
     surprise = log_p.clamp(min=torch.finfo(log_p.dtype).min / 2).neg()  # finite where p is 0, so that p · surprise is 0 there
     mean = (p * surprise).sum(dim=-1, dtype=torch.float64)
     off = surprise.clamp(max=1e6) - mean.unsqueeze(-1).to(p.dtype)  # a surprise of 10⁶ has p = 0, and its square is finite
-    return mean.to(p.dtype), (p * off.square()).sum(dim=-1, dtype=torch.float64).to(p.dtype)
+    return Moments(mean.to(p.dtype), (p * off.square()).sum(dim=-1, dtype=torch.float64).to(p.dtype))
 
 
 def _log_softmax(logits: Tensor, temperature: float) -> Tensor:

@@ -6,6 +6,7 @@ a padded batch has its pads taken off first, or they would count as said.
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
@@ -94,7 +95,9 @@ def places_of_text(prompt: Ids, emitted: Ids, *, rows: int, vocabulary: int, dev
 
 
 def _ids(ids: Ids, device: torch.device) -> Int64[Tensor, " ids"]:
-    found = ids.to(device, torch.int64).flatten() if isinstance(ids, Tensor) else torch.tensor(ids, dtype=torch.int64, device=device)
+    if not isinstance(ids, Tensor):
+        ids = torch.from_numpy(np.array(ids, dtype=np.int64))  # numpy reads a list in half the time of torch
+    found = ids.to(device, torch.int64).flatten()
     if len(found) and int(least := found.min()) < 0:
         raise ValueError(f"the history has the id {int(least)}; expected ids of tokens, from 0 on, without pads")
     return found

@@ -194,7 +194,9 @@ class Sampling:
             return torch.zeros(logits.shape, dtype=torch.float32, device=logits.device).scatter_(-1, largest(logits).unsqueeze(-1), 1.0)
         p = tempered(logits.reshape(-1, logits.shape[-1]), self.temperature)
         if self._filters:
-            left = filters.candidates(p, ranks=self.top_k)
+            left = Candidates(p)
+            if self.top_k > 0 or self.top_p < 1:
+                left = left._replace(ranked=left.ranks(self.top_k))
             for step in self._steps[1]:
                 left = ON_PROBABILITIES[step](left, self)
             p = filters.remaining(left)

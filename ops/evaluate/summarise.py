@@ -95,7 +95,7 @@ def slice_metrics(
         ("base_perplexity", base_ppl, base_ppl * base_nll),
         ("perplexity_delta", ppl - base_ppl, ppl * nll - base_ppl * base_nll),  # to first order, and paired by token
     ):
-        rows.append((name, value, "1", _standard_error(slope, window)))
+        rows.append((name, value, "1", standard_error(slope, window)))
     return [_metric(name, value, unit, n, error, slice_kind, slice) for name, value, unit, error in rows]
 
 
@@ -117,10 +117,10 @@ def _metric(name: str, value: float, unit: str, n: int, error: float | None, sli
 
 
 def _mean(values: Tensor, window: Tensor, unit: str) -> tuple[float, str, float | None]:
-    return float(values.mean()), unit, _standard_error(values, window)
+    return float(values.mean()), unit, standard_error(values, window)
 
 
-def _standard_error(values: Tensor, window: Tensor) -> float | None:
+def standard_error(values: Tensor, window: Tensor) -> float | None:
     """Of the mean of ``values``, clustered by window; None with fewer than two windows."""
     _, cluster = window.unique(return_inverse=True)
     clusters = int(cluster.max()) + 1
@@ -135,7 +135,7 @@ def _quantile(ordered: Tensor, window: Tensor, share: float) -> tuple[float, str
     last = len(ordered) - 1
     rank = min(max(math.ceil(share * len(ordered)) - 1, 0), last)
     value = float(ordered[rank]) if bool(ordered[-1].isfinite()) else float("nan")
-    error = _standard_error((ordered <= ordered[rank]).double(), window)
+    error = standard_error((ordered <= ordered[rank]).double(), window)
     if error is None:
         return value, "nats", None
     below, above = (min(max(math.ceil((share + sign * error) * len(ordered)) - 1, 0), last) for sign in (-1, 1))

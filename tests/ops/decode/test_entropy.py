@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.ops.decode.entropy import entropy, entropy_slope, kept_set, slope_residual, tail_mass, tempered_ratio, varentropy
-from assay.ops.decode.filters import candidates, min_p, top_k, top_p
+from assay.ops.decode.filters import Candidates, min_p, top_k, top_p
 from assay.ops.decode.sampling import tempered
 
 ROWS = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=30)
@@ -81,13 +81,13 @@ def test_a_tail_far_below_the_rounding_of_the_head_keeps_its_digits():
 
 def test_kept_sets_worked_by_hand():
     p = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.25, 0.25, 0.25, 0.25]])
-    found = kept_set(top_p(candidates(p), 0.9), [1, 2, 9])
+    found = kept_set(top_p(Candidates(p), 0.9), [1, 2, 9])
     assert found.size.tolist() == [3, 4]
     assert found.mass.tolist() == pytest.approx([0.95, 1.0])
     assert found.tail[0].tolist() == pytest.approx([0.45 / 0.95, 0.15 / 0.95, 0], abs=1e-7)
     assert found.tail[1].tolist() == pytest.approx([0.75, 0.5, 0])
-    assert kept_set(min_p(candidates(p), 0.5)).size.tolist() == [2, 4]
-    everything = kept_set(candidates(torch.tensor([[0.5, 0.0, 0.5]])), [1])
+    assert kept_set(min_p(Candidates(p), 0.5)).size.tolist() == [2, 4]
+    everything = kept_set(Candidates(torch.tensor([[0.5, 0.0, 0.5]])), [1])
     assert (everything.size.item(), everything.mass.item(), everything.tail.item()) == (2, 1.0, 0.5)
 
 
@@ -98,9 +98,9 @@ def test_top_p_lets_the_tail_in_at_a_high_temperature_and_min_p_does_not():
     for temperature in (0.7, 1.0, 1.8):
         p = tempered(logits, temperature)
         for name, left in (
-            ("top_p", top_p(candidates(p), 0.95)),
-            ("min_p", min_p(candidates(p), 0.05)),
-            ("top_k", top_k(candidates(p), 50)),
+            ("top_p", top_p(Candidates(p), 0.95)),
+            ("min_p", min_p(Candidates(p), 0.05)),
+            ("top_k", top_k(Candidates(p), 50)),
         ):
             tails[name, temperature] = float(kept_set(left, [50]).tail)
     assert tails["top_p", 0.7] == 0 and tails["top_p", 1.8] > 0.25

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.ops.decode import filters
-from assay.ops.decode.filters import AT_FIRST, candidates, cut_by_comparing, cut_by_counting, min_p, remaining, top_k, top_p, typical_p
+from assay.ops.decode.filters import AT_FIRST, Candidates, cut_by_comparing, cut_by_counting, min_p, remaining, top_k, top_p, typical_p
 
 
 def ids(found):
@@ -36,7 +36,7 @@ ROWS = st.lists(st.integers(0, 16), min_size=1, max_size=20).filter(any)
 )
 def test_the_kept_set_is_that_of_a_ranking_written_out(row, k, mass, share):
     p = torch.tensor([row]) / 16
-    assert ids(min_p(top_p(top_k(candidates(p), k), mass), share)) == kept_plainly(p[0].tolist(), k, mass, share)
+    assert ids(min_p(top_p(top_k(Candidates(p), k), mass), share)) == kept_plainly(p[0].tolist(), k, mass, share)
 
 
 @given(rows=st.lists(st.lists(st.integers(0, 3), min_size=12, max_size=12).filter(any), min_size=1, max_size=4), data=st.data())
@@ -54,12 +54,12 @@ def test_the_cut_by_comparing_equals_the_cut_by_counting(rows, data):
 )
 def test_what_the_first_thousand_ranks_do_not_hold_is_found_in_all_of_them(flatness, chain, monkeypatch):
     p = (flatness * torch.randn(2, 3 * AT_FIRST, generator=torch.Generator().manual_seed(0))).softmax(dim=-1)
-    quick = candidates(p)
+    quick = Candidates(p)
     for step, parameter in chain:
         quick = step(quick, parameter)
     monkeypatch.setattr(filters, "AT_FIRST", 4 * AT_FIRST)
-    whole = candidates(p)
-    assert whole.ranked.shape[-1] == p.shape[-1]
+    whole = Candidates(p)
+    assert whole.ranks(1).shape[-1] == p.shape[-1]
     for step, parameter in chain:
         whole = step(whole, parameter)
     assert torch.equal(remaining(quick), remaining(whole))
@@ -69,24 +69,24 @@ def test_what_the_first_thousand_ranks_do_not_hold_is_found_in_all_of_them(flatn
 def test_typical_keeps_what_is_as_surprising_as_the_average_worked_by_hand():
     # H = 1.1422; the surprises .6931, 1.2040, 1.8971 and 2.9957 are .4491, .0618, .7549 and 1.8535 away from it.
     p = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
-    assert ids(typical_p(candidates(p), 0.2)) == {1}
-    assert ids(typical_p(candidates(p), 0.5)) == {0, 1}
-    assert ids(typical_p(candidates(p), 0.8)) == {0, 1}  # .3 + .5 is an exact hit
-    assert ids(typical_p(candidates(p), 0.81)) == {0, 1, 2}
-    assert ids(typical_p(candidates(p), 1.0)) == {0, 1, 2, 3}
+    assert ids(typical_p(Candidates(p), 0.2)) == {1}
+    assert ids(typical_p(Candidates(p), 0.5)) == {0, 1}
+    assert ids(typical_p(Candidates(p), 0.8)) == {0, 1}  # .3 + .5 is an exact hit
+    assert ids(typical_p(Candidates(p), 0.81)) == {0, 1, 2}
+    assert ids(typical_p(Candidates(p), 1.0)) == {0, 1, 2, 3}
 
 
 def test_typical_may_drop_the_likeliest_token():
     p = torch.tensor([[0.4] + [0.06] * 10])  # H = 2.05: a surprise of 2.81 is nearer to it than one of .92
-    assert ids(typical_p(candidates(p), 0.5)) == set(range(1, 10))  # of ten equal ones the lower ids, nine of which reach .5
+    assert ids(typical_p(Candidates(p), 0.5)) == set(range(1, 10))  # of ten equal ones the lower ids, nine of which reach .5
 
 
 def test_typical_sees_what_earlier_filters_left_as_the_whole():
     p = torch.tensor([[0.5, 0.3, 0.15, 0.05]])
-    assert ids(typical_p(top_k(candidates(p), 1), 0.2)) == {0}
+    assert ids(typical_p(top_k(Candidates(p), 1), 0.2)) == {0}
 
 
 def test_a_token_without_probability_is_never_kept():
     p = torch.tensor([[0.5, 0.0, 0.5, 0.0]])
-    for found in (top_k(candidates(p), 3), top_p(candidates(p), 0.999), typical_p(candidates(p), 0.999), min_p(candidates(p), 0.1)):
+    for found in (top_k(Candidates(p), 3), top_p(Candidates(p), 0.999), typical_p(Candidates(p), 0.999), min_p(Candidates(p), 0.1)):
         assert ids(found) == {0, 2}
