@@ -34,6 +34,7 @@ axes:
 grid: {include: [{prune: none}]}
 measure:
   - bytes
+  - {suite: divergence, text: {path: text.txt}, tokens: 64, window: 32}
   - {suite: acceptance, text: {path: text.txt}, prompts: 1, prompt_tokens: 8, new_tokens: 8}
 """  # fmt: skip
 
