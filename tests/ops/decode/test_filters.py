@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from assay.ops.decode import filters
 from assay.ops.decode.filters import AT_FIRST, Candidates, cut_by_comparing, cut_by_counting, min_p, remaining, top_k, top_p, typical_p
+from assay.ops.decode.sampling import Sampling
 
 
 def ids(found):
@@ -90,3 +91,24 @@ def test_a_token_without_probability_is_never_kept():
     p = torch.tensor([[0.5, 0.0, 0.5, 0.0]])
     for found in (top_k(Candidates(p), 3), top_p(Candidates(p), 0.999), typical_p(Candidates(p), 0.999), min_p(Candidates(p), 0.1)):
         assert ids(found) == {0, 2}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {}, {"temperature": 0.7}, {"temperature": 0.7, "top_k": 50}, {"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.7, "min_p": 0.05},
+        {"temperature": 0.7, "typical_p": 0.9},
+        {"temperature": 1.5, "top_k": 2000, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2, "frequency_penalty": 0.1,
+         "presence_penalty": 0.2, "logit_bias": ((5, 2.0),)},
+    ],
+)  # fmt: skip
+def test_a_gpu_keeps_what_a_cpu_keeps(asked):
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)).mul(3).round(decimals=1)  # tenths, so that ties are common
+    for order in ("transformers", "vllm"):
+        sampling = Sampling(**asked, order=order)
+        ours = sampling.probabilities(logits, prompt=[5, 6, 6], emitted=[7, 7, 8])
+        theirs = sampling.probabilities(logits.cuda(), prompt=[5, 6, 6], emitted=[7, 7, 8])
+        assert theirs.is_cuda and torch.equal(ours > 0, theirs.cpu() > 0)
+        assert torch.allclose(ours, theirs.cpu(), atol=1e-6)
