@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.ops.decode.beam import Beam, beam_search
+from assay.ops.decode.session import Session
 
 
 class TableReader:
@@ -239,3 +240,14 @@ def test_it_finds_what_transformers_finds(tl8, stop, length_penalty, eos_ids):
         assert beam.tokens == row[: len(beam.tokens)] and set(row[len(beam.tokens) :]) <= {126}
     if len(eos_ids) > 3:
         assert any(beam.ended for beam in found)
+
+
+@pytest.mark.parametrize("eos_ids", [[2], [3, 10, 40, 77, 101, 120]])
+def test_a_session_with_a_cache_finds_what_reading_anew_finds(tl8, run, eos_ids):
+    with torch.no_grad():
+        tl8.lm_head.weight.div_(6)
+    asked = {"beams": 4, "max_new_tokens": 12, "eos_ids": frozenset(eos_ids), "stop": "bound"}
+    found = beam_search(Session(run(tl8), rows=4, capacity=32), PROMPT, **asked)
+    expected = beam_search(ModelReader(tl8, 4), PROMPT, **asked)
+    assert [beam.tokens for beam in found] == [beam.tokens for beam in expected]
+    assert [beam.score for beam in found] == pytest.approx([beam.score for beam in expected], abs=1e-4)
