@@ -17,7 +17,7 @@ from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Budget, Variant
 from assay.schemas.facts import Measurement
 from assay.schemas.graph import Graph, Node
-from assay.schemas.protocols import TIMED_SUITES, Divergence, Protocol, suite_of
+from assay.schemas.protocols import DRAFT_SUITES, TIMED_SUITES, UNDRAFTED_SUITES, Acceptance, Divergence, Protocol, suite_of
 
 RETIME = "assay/retime"  # a run with this tag measures its timings again although there are some of this device
 
@@ -36,8 +36,9 @@ def _stage(protocol: Protocol) -> str:
 
 
 def measured(graph: Graph, variant: Variant) -> list[str]:
-    """The protocols that apply to ``variant``: acceptance only where there is a draft."""
-    return [name for name, protocol in graph.experiment.protocols.items() if protocol.suite != "acceptance" or variant.draft]
+    """The protocols that apply to ``variant``: those about a draft only where there is one, and those that a draft does not change only where there is none."""
+    without = UNDRAFTED_SUITES if variant.draft else DRAFT_SUITES
+    return [name for name, protocol in graph.experiment.protocols.items() if protocol.suite not in without]
 
 
 def _facts(workspace: Workspace, graph: Graph, variant: Variant, names: list[str], stage: str) -> dg.AssetsDefinition:
@@ -118,7 +119,7 @@ def _checks(graph: Graph, variant: Variant, name: str, key: dg.AssetKey) -> Chec
                 check += "_again"
             bound = f"at most {budget.at_most:g}" if budget.at_most is not None else f"at least {budget.at_least:g}"
             found[check] = (dg.AssetCheckSpec(check, asset=key, blocking=budget.blocks, description=f"{budget.metric} {bound}"), budget)
-    if protocol.suite == "acceptance" and getattr(protocol, "temperature", 0) == 0:
+    if isinstance(protocol, Acceptance) and protocol.sampling.greedy:
         description = "Greedy speculation gives the tokens of plain greedy decoding."
         found["exact"] = (dg.AssetCheckSpec("exact", asset=key, blocking=True, description=description), None)
     return found

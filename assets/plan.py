@@ -13,7 +13,7 @@ from assay.schemas.base import Shape
 from assay.schemas.experiment import Variant
 from assay.schemas.graph import Node
 from assay.schemas.manifest import Action
-from assay.schemas.protocols import Acceptance, Distribution, Divergence, Protocol, Speed
+from assay.schemas.protocols import Acceptance, Constrained, Distribution, Divergence, Protocol, Speculation, Speed
 from assay.schemas.steps import DraftModel, PruneDepth, Quantize
 
 # Forward FLOPs per second on which a first guess rests where nothing like it has been built here; history replaces it at once.
@@ -115,6 +115,10 @@ def guess(protocol: Protocol, shape: Shape | None, *, draft: bool = False) -> fl
         return 2 + decoded * size / 1.35e8 + (protocol.repeats + 1) * 2 * size * protocol.prefill_tokens / GUESSED_FLOPS
     if isinstance(protocol, Acceptance):
         return 2 + 2 * protocol.prompts * protocol.new_tokens / GUESSED_DECODE * size / 1.35e8
+    if isinstance(protocol, Speculation):
+        return 2 + 2 * sum(protocol.batches) * (protocol.repeats + 1) * protocol.new_tokens / GUESSED_DECODE * size / 1.35e8
+    if isinstance(protocol, Constrained):
+        return 5 + 14 * protocol.samples * 12 / GUESSED_DECODE * size / 1.35e8
     if isinstance(protocol, Distribution):
         return 2 + 2 * size * protocol.tokens / GUESSED_FLOPS + 2.5e-3 * protocol.tokens * len(protocol.temperatures)
     return 0.2

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-SOURCES = ("cpu/avx2.cpp", "cpu/avx512.cpp", "cpu/team.cpp")
 FINGERPRINT_FILES = (
-    *SOURCES, "cpu/decoder.h", "cpu/decoder.inl", "cpu/multiply.inl", "cpu/vector_avx2.h", "cpu/vector_avx512.h",
+    "cpu/avx2.cpp", "cpu/avx512.cpp", "cpu/team.cpp", "cpu/decoder.h", "cpu/decoder.inl", "cpu/multiply.inl", "cpu/vector_avx2.h",
+    "cpu/vector_avx512.h",
 )  # fmt: skip
 FLAGS = ["-O3", "-std=c++20", "-Wno-unknown-pragmas"]
 
@@ -68,7 +68,7 @@ def _built(directory: Path) -> Path:
             from torch.utils.cpp_extension import load
 
             with tempfile.TemporaryDirectory(dir=directory) as build:
-                sources = [str(Path(__file__).parent / source) for source in SOURCES]
+                sources = [str(Path(__file__).parent / source) for source in FINGERPRINT_FILES if source.endswith(".cpp")]
                 load(name, sources, extra_cflags=FLAGS, build_directory=build, is_python_module=False, verbose=False)
                 (Path(build) / f"{name}.so").replace(target)
     return target

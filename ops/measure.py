@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import assert_never
 
 from assay.ops.suites.subject import Result, Subject
-from assay.schemas.protocols import Acceptance, Bytes, Constrained, Distribution, Divergence, Protocol, Speed
+from assay.schemas.protocols import Acceptance, Bytes, Constrained, Distribution, Divergence, Protocol, Speculation, Speed
 
 
 def measure(protocol: Protocol, subject: Subject, *, reference: Path | None, experiment_dir: Path | None) -> Result:
@@ -36,6 +36,10 @@ def measure(protocol: Protocol, subject: Subject, *, reference: Path | None, exp
             from assay.ops.suites.speed import speed
 
             return speed(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Speculation():
+            from assay.ops.suites.speculation import speculation
+
+            return speculation(protocol, subject, reference=reference, experiment_dir=experiment_dir)
         case Constrained():
             from assay.ops.suites.constrained import constrained
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from assay.schemas.base import Base, Source
-from assay.schemas.protocols import Acceptance, Bytes, Constrained, Distribution, Divergence, Protocol, Speed
+from assay.schemas.protocols import Acceptance, Bytes, Constrained, Distribution, Divergence, Protocol, Speculation, Speed
 from assay.schemas.spec import BaseName, Name, Spec
 from assay.schemas.steps import Draft, Step
 
@@ -48,6 +48,11 @@ class InlineSpeed(Speed):
     name: Name | None = None
 
 
+class InlineSpeculation(Speculation):
+    __doc__ = Speculation.__doc__
+    name: Name | None = None
+
+
 class InlineConstrained(Constrained):
     __doc__ = Constrained.__doc__
     name: Name | None = None
@@ -59,7 +64,8 @@ class InlineDistribution(Distribution):
 
 
 InlineProtocol = Annotated[
-    InlineDivergence | InlineBytes | InlineAcceptance | InlineSpeed | InlineConstrained | InlineDistribution, Field(discriminator="suite")
+    InlineDivergence | InlineBytes | InlineAcceptance | InlineSpeed | InlineSpeculation | InlineConstrained | InlineDistribution,
+    Field(discriminator="suite"),
 ]
 
 

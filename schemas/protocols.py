@@ -1,10 +1,11 @@
 """How a variant is measured: one frozen spec per suite. Not here: the arithmetic (``ops/evaluate``) or which variants are measured."""
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from assay.schemas.sampling import SamplingSpec
 from assay.schemas.spec import Spec
 from assay.schemas.steps import Text
 
@@ -49,15 +50,22 @@ class Bytes(Spec):
     kv_dtype: Dtype = Field(default="bfloat16", description="what an unquantized KV cache would hold")
 
 
+PromptKind = Literal["passage", "copy"]
+PROMPT: Any = Field(
+    default="passage", description="copy: the passage begins again in the last third of the prompt, so that to go on is to copy"
+)
+
+
 class Acceptance(Spec):
     """Speculation against plain decoding: same tokens when greedy, acceptance per position, tokens per round. Only for variants with a draft."""
 
     suite: Literal["acceptance"] = "acceptance"
     text: Text = Text(name="wikipedia")
+    prompt: PromptKind = PROMPT
     prompts: int = Field(default=4, ge=1, le=10_000)
     prompt_tokens: int = Field(default=64, ge=4, le=131_072)
     new_tokens: int = Field(default=48, ge=2, le=131_072)
-    temperature: float = Field(default=0.0, ge=0, le=10, description="0 is greedy")
+    sampling: SamplingSpec = SamplingSpec()
     seed: int = Field(default=0, ge=0, lt=2**31)
     dtype: Dtype = "float32"
 
@@ -67,12 +75,35 @@ class Speed(Spec):
 
     suite: Literal["speed"] = "speed"
     text: Text = Text(name="wikipedia")
+    prompt: PromptKind = PROMPT
     batch: int = Field(default=1, ge=1, le=1024)
     prompt_tokens: int = Field(default=64, ge=4, le=131_072, description="context before the first decoded token")
     prefill_tokens: int = Field(default=512, ge=4, le=131_072)
     new_tokens: int = Field(default=32, ge=2, le=131_072)
     repeats: int = Field(default=3, ge=1, le=1000)
     dtype: Dtype = "float32"
+
+
+class Speculation(Spec):
+    """What a draft's speed-up is made of: its cost, the acceptance, predicted and measured speed-up, and the batch at which it stops paying."""
+
+    suite: Literal["speculation"] = "speculation"
+    text: Text = Text(name="wikipedia")
+    prompt: PromptKind = PROMPT
+    prompt_tokens: int = Field(default=64, ge=4, le=131_072)
+    new_tokens: int = Field(default=48, ge=2, le=131_072)
+    batches: tuple[Annotated[int, Field(ge=1, le=1024)], ...] = Field(default=(1, 4), min_length=1, max_length=16, description="ascending")
+    sampling: SamplingSpec = SamplingSpec()
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    repeats: int = Field(default=3, ge=1, le=1000)
+    dtype: Dtype = "float32"
+
+    @field_validator("batches")
+    @classmethod
+    def ascending(cls, batches: tuple[int, ...]) -> tuple[int, ...]:
+        if list(batches) != sorted(set(batches)):
+            raise ValueError(f"got {list(batches)}; expected each once, the smallest first")
+        return batches
 
 
 class Distribution(Spec):
@@ -140,7 +171,7 @@ class Constrained(Spec):
     dtype: Dtype = "float32"
 
 
-Protocol = Annotated[Divergence | Bytes | Acceptance | Speed | Constrained | Distribution, Field(discriminator="suite")]
+Protocol = Annotated[Divergence | Bytes | Acceptance | Speed | Speculation | Constrained | Distribution, Field(discriminator="suite")]
 
 # What each suite measures, with the better direction, None where neither is better; budgets and plots name these.
 METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
@@ -166,8 +197,25 @@ METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
         "bits_per_weight": "lower",
         "quantized_bits_per_weight": "lower",
     },
-    "acceptance": {"acceptance_rate": "higher", "tokens_per_round": "higher", "greedy_mismatches": "lower"},
+    "acceptance": {
+        "acceptance_rate": "higher",
+        "tokens_per_round": "higher",
+        "greedy_mismatches": "lower",
+        "acceptance_when_reached": "higher",
+        "expected_acceptance": "higher",
+        "acceptance_minus_expected": None,
+    },
     "speed": {"prefill_tok_s": "higher", "decode_tok_s": "higher", "decode_no_draft_tok_s": "higher", "peak_rss_bytes": "lower"},
+    "speculation": {
+        "measured_speedup": "higher",
+        "predicted_speedup": "higher",
+        "predicted_speedup_with_verification": "higher",
+        "draft_cost_ratio": "lower",
+        "verify_cost_ratio": "lower",
+        "best_gamma": None,
+        "speedup_at_best_gamma": "higher",
+        "break_even_batch": "higher",
+    },
     "constrained": {
         "constrained_tv": "lower",
         "constrained_kl_nats": "lower",
@@ -191,7 +239,9 @@ METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
         "entropy_law_residual": "lower",
     },
 }
-TIMED_SUITES = frozenset({"speed"})
+TIMED_SUITES = frozenset({"speed", "speculation"})
+DRAFT_SUITES = frozenset({"acceptance", "speculation"})  # of variants with a draft alone
+UNDRAFTED_SUITES = frozenset({"constrained", "distribution"})  # of what a draft does not change: measured of the variant without one
 
 
 def suite_of(metric: str) -> str | None:

@@ -3,16 +3,13 @@
 The end of a text is ignored: every run emits the number of tokens asked for, so that all variants do the same work.
 """
 
-import inspect
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-from jaxtyping import Int64
-from torch import Tensor
-
+from assay.ops.decode.runner import Runner
+from assay.ops.decode.session import Session
 from assay.ops.evaluate.timing import Times, interleave_times, measure_times, synchronise
 
 
@@ -53,29 +50,41 @@ def rate(tokens: int, times: Times) -> Rate:
     return Rate(tokens / times.median, None if spread is None else tokens * spread / times.median**2, times)
 
 
-def prefill_speed(model: Any, ids: Int64[Tensor, "batch tokens"], *, make_cache: Callable[[], Any], repeats: int, warmup: int = 1) -> Rate:
-    """Prompt tokens/s, a fresh cache each time, and the head on the last position only."""
-    step = _Stepper(model)
+def prefill_speed(runner: Runner, prompts: Sequence[Sequence[int]], *, kv_format: str | None, repeats: int, warmup: int = 1) -> Rate:
+    """Prompt tokens/s, a fresh cache each time, and the head on the last position of each prompt only."""
+    capacity = max(map(len, prompts))
 
     def once() -> None:
-        step(ids, make_cache())
+        Session(runner, rows=len(prompts), capacity=capacity, kv_format=kv_format).read(prompts)
 
-    return rate(ids.numel(), measure_times(once, repeats=repeats, warmup=warmup))
+    return rate(sum(map(len, prompts)), measure_times(once, repeats=repeats, warmup=warmup))
 
 
-@torch.inference_mode()
-def batch_decode(
-    model: Any, ids: Int64[Tensor, "batch tokens"], *, new_tokens: int, cache: Any, clock: Callable[[], float] = time.perf_counter
-) -> tuple[Int64[Tensor, "batch new_tokens"], float]:
-    """``new_tokens`` greedy tokens of each row of equally long prompts, and the seconds that all but the first of them took."""
-    step = _Stepper(model)
-    tokens = [step(ids, cache).argmax(dim=-1, keepdim=True)]
-    synchronise()
-    begin = clock()
-    for _ in range(new_tokens - 1):
-        tokens.append(step(tokens[-1], cache).argmax(dim=-1, keepdim=True))
-    synchronise()
-    return torch.cat(tokens, dim=1), clock() - begin
+def emitted(texts: Sequence[Any]) -> tuple[int, float]:
+    """Tokens after the prefill's own, and the seconds that they took, of a batch of generated texts."""
+    return sum(len(each.tokens) - 1 for each in texts), texts[0].decode_seconds
+
+
+class TimedDraft:
+    """A draft, and the ``seconds`` that its proposals have taken since :meth:`reset`."""
+
+    def __init__(self, draft: Any) -> None:
+        self._draft = draft
+        self.seconds = 0.0
+
+    def reset(self) -> None:
+        self.seconds = 0.0
+
+    def propose(self, *arguments: Any, **named: Any) -> Any:
+        synchronise()
+        begun = time.perf_counter()
+        found = self._draft.propose(*arguments, **named)
+        synchronise()
+        self.seconds += time.perf_counter() - begun
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._draft, name)
 
 
 def decode_speeds(runs: Mapping[str, Callable[[], tuple[int, float]]], *, repeats: int, warmup: int = 1) -> dict[str, Rate]:
@@ -92,17 +101,3 @@ def decode_speeds(runs: Mapping[str, Callable[[], tuple[int, float]]], *, repeat
 
     times = interleave_times({name: partial(seconds, name) for name in runs}, repeats=repeats, warmup=warmup)
     return {name: rate(counts[name], times[name]) for name in runs}
-
-
-class _Stepper:
-    """One forward through a cache: logits of the last position."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-        accepted = inspect.signature(model.forward).parameters
-        self.cache_name = "cache" if "cache" in accepted else "past_key_values"  # renamed in transformers 5
-        self.keep = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
-
-    @torch.inference_mode()
-    def __call__(self, ids: Tensor, cache: Any) -> Tensor:
-        return self.model(input_ids=ids, use_cache=True, **{self.cache_name: cache}, **self.keep).logits[:, -1]

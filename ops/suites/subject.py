@@ -1,9 +1,12 @@
 """What every suite is given and gives back, and how it opens what it measures. Not here: any measuring."""
 
 import builtins
+import json
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from assay.schemas.sampling import SamplingSpec
 
 
 class Subject(NamedTuple):
@@ -59,27 +62,57 @@ def tokenizer_of(checkpoint: Path) -> Any:
     return load_tokenizer(checkpoint)
 
 
+@lru_cache(maxsize=2)
+def runner_of(checkpoint: Path, dtype: str) -> Any:
+    """The engine's decoder of a checkpoint, the fastest that this machine has."""
+    import torch
+
+    from assay.kernels.engine import open_runner
+
+    return open_runner(checkpoint, dtype=getattr(torch, dtype), device=device())
+
+
+def sampling_of(spec: SamplingSpec) -> Any:
+    """The parameters of ``spec`` as decoding takes them."""
+    from assay.ops.decode.sampling import Sampling
+
+    return Sampling(**spec.model_dump())
+
+
 def prompts_of(protocol: Any, tokenizer: Any, count: int, length: int, experiment_dir: Path | None) -> list[list[int]]:
+    """Prompts of ``length`` tokens of the protocol's text; of the kind ``copy``, the last third is the beginning of the passage again."""
     from assay.ops.data.texts import documents
     from assay.ops.data.tokens import prompts
 
-    return prompts(tokenizer, documents(**protocol.text.model_dump(), directory=experiment_dir), count, length).tolist()
+    found = prompts(tokenizer, documents(**protocol.text.model_dump(), directory=experiment_dir), count, length).tolist()
+    if protocol.prompt == "copy":
+        found = [[*prompt[: length - length // 3], *prompt[: length // 3]] for prompt in found]
+    return found
 
 
-def eos_ids(model: Any) -> frozenset[int]:
-    """All ids that end a text, by the generation config."""
-    eos = getattr(model.generation_config, "eos_token_id", None)
-    return frozenset([eos] if isinstance(eos, int) else eos or ())
+def eos_ids(checkpoint: Path) -> frozenset[int]:
+    """All ids that end a text, by the generation config, or else by the config."""
+    for name in ("generation_config.json", "config.json"):
+        file = checkpoint / name
+        eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if eos is not None:
+            return frozenset([eos] if isinstance(eos, int) else eos)
+    return frozenset()
 
 
-def draft_of(subject: Subject, dtype: str) -> Any:
+def draft_of(subject: Subject, dtype: str) -> tuple[Any, Any]:
+    """What drafts for ``subject``, and how many tokens a round it proposes: a number, or what adapts it.
+
+    Raises:
+        ValueError: the variant has no draft.
+    """
     from assay.ops.decode.drafts import ModelDraft, NGramDraft
 
     if subject.draft is None:
-        raise ValueError("acceptance is measured of a variant with a draft; this one has none")
-    method, _, ngram, checkpoint, kv_format = subject.draft
+        raise ValueError("this is measured of a variant with a draft; this one has none")
+    method, tokens, ngram, checkpoint, kv_format = subject.draft
     if method == "ngram":
         assert ngram is not None
-        return NGramDraft(ngram)
+        return NGramDraft(ngram), tokens
     assert checkpoint is not None
-    return ModelDraft(model_of(checkpoint, dtype), kv_format=kv_format)
+    return ModelDraft(runner_of(checkpoint, dtype), kv_format=kv_format), tokens

@@ -9,7 +9,8 @@ from assay.ops.measure import measure
 from assay.ops.suites import subject as module
 from assay.ops.suites.divergence import _base_head, reference
 from assay.ops.suites.subject import Subject
-from assay.schemas.protocols import METRICS, Acceptance, Bytes, Divergence, Speed
+from assay.schemas.protocols import METRICS, Acceptance, Bytes, Divergence, Speculation, Speed
+from assay.schemas.sampling import SamplingSpec
 from assay.schemas.steps import PruneDepth, Quantize, Text
 
 ROW = {"metric", "slice_kind", "slice", "value", "unit", "n", "standard_error", "status", "message", "threads", "path", "other_cpu_share"}
@@ -201,7 +202,7 @@ def test_a_wrong_verification_would_be_counted(base, experiment_dir, monkeypatch
 
     def wrong(*arguments, **settings):
         done = right(*arguments, **settings)
-        return done._replace(tokens=[(done.tokens[0] + 1) % 97, *done.tokens[1:]])
+        return [each._replace(tokens=[(each.tokens[0] + 1) % 97, *each.tokens[1:]]) for each in done]
 
     monkeypatch.setattr(speculate, "speculative_generate", wrong)
     result = measure(ACCEPTANCE, Subject(base, None, ("ngram", 4, 3, None, None), base), reference=None, experiment_dir=experiment_dir)
@@ -209,7 +210,7 @@ def test_a_wrong_verification_would_be_counted(base, experiment_dir, monkeypatch
 
 
 def test_sampled_speculation_has_rates_and_no_mismatches(base, experiment_dir):
-    protocol = ACCEPTANCE.model_copy(update={"temperature": 1.0})
+    protocol = ACCEPTANCE.model_copy(update={"sampling": SamplingSpec(temperature=1.0)})
     subject = Subject(base, None, ("variant", 2, None, base, None), base)
     first, again = (checked(measure(protocol, subject, reference=None, experiment_dir=experiment_dir), protocol) for _ in range(2))
     assert "greedy_mismatches" not in first and first == again
@@ -240,7 +241,9 @@ def test_speed_has_prefill_and_decode_apart_with_what_disturbed_them(base, exper
     seconds = result.notes["seconds"]["decode_tok_s"]
     assert found["decode_tok_s"] == pytest.approx(2 * 5 / (sum(seconds) / 2))
     timed = [row for row in result.metrics if row["unit"] == "tok/s"]
-    assert all(row["n"] == 2 and row["threads"] >= 1 and row["path"] == "dense" and row["other_cpu_share"] is not None for row in timed)
+    assert all(
+        row["n"] == 2 and row["threads"] >= 1 and row["path"].endswith("weights") and row["other_cpu_share"] is not None for row in timed
+    )
     assert all(row["status"] in ("ok", "noisy") for row in timed)
     assert 2**26 < found["peak_rss_bytes"] < 2**36
 
@@ -248,20 +251,27 @@ def test_speed_has_prefill_and_decode_apart_with_what_disturbed_them(base, exper
 def test_speed_of_a_draft_is_taken_with_and_without_it(base, experiment_dir):
     result = measure(SPEED, Subject(base, None, ("ngram", 3, 2, None, None), base), reference=None, experiment_dir=experiment_dir)
     assert set(checked(result, SPEED)) == {"prefill_tok_s", "decode_tok_s", "decode_no_draft_tok_s", "peak_rss_bytes"}
-    with pytest.raises(ValueError, match="batch=2 with a draft"):
-        measure(
-            SPEED.model_copy(update={"batch": 2}),
-            Subject(base, None, ("ngram", 3, 2, None, None), base),
-            reference=None,
-            experiment_dir=experiment_dir,
-        )
+
+
+def test_what_a_speedup_is_made_of(base, experiment_dir):
+    protocol = Speculation(text=TEXT, prompt="copy", prompt_tokens=12, new_tokens=9, batches=(1, 2), repeats=2)
+    result = measure(protocol, Subject(base, "int8", ("variant", 3, None, base, None), base), reference=None, experiment_dir=experiment_dir)
+    found = checked(result, protocol)
+    assert found["draft_cost_ratio"] > 0 and found["verify_cost_ratio"] > 0 and 1 <= found["best_gamma"] <= 16
+    assert result.notes["alpha"] == 1 and result.notes["gamma"] == 3  # it drafts for itself
+    assert found["predicted_speedup"] == pytest.approx(4 / (3 * found["draft_cost_ratio"] + 1))
+    by_batch = {row["slice"]: row["value"] for row in result.metrics if row["slice_kind"] == "batch"}
+    assert set(by_batch) == {"1", "2"} and found["measured_speedup"] == by_batch["1"]
+    losing = [int(batch) for batch, gain in by_batch.items() if gain <= 1]
+    row = next(row for row in result.metrics if row["metric"] == "break_even_batch")
+    assert row["value"] == (losing[0] if losing else None) and (losing or "still pays at 2" in row["message"])
 
 
 def test_protocols_of_one_variant_share_a_loaded_model(base, experiment_dir, monkeypatch):
-    from assay.ops.models import checkpoint
+    from assay.kernels import engine
 
-    loads, load = [], checkpoint.load_model
-    monkeypatch.setattr(checkpoint, "load_model", lambda directory, **options: loads.append(directory) or load(directory, **options))
+    loads, load = [], engine.open_runner
+    monkeypatch.setattr(engine, "open_runner", lambda directory, **options: loads.append(directory) or load(directory, **options))
     for protocol in (SPEED, ACCEPTANCE):
         measure(protocol, Subject(base, None, ("ngram", 3, 2, None, None), base), reference=None, experiment_dir=experiment_dir)
     assert loads == [base]
