@@ -247,7 +247,7 @@ def test_two_threads_of_python_do_not_meet_in_one_step(tl8):
 
 
 def test_experts_run_in_torch_and_the_path_says_so(make_decoder):
-    shape, weights = weights_of(make_decoder("mixtral"))
+    shape, weights = weights_of(make_decoder("mixtral with a window"))
     with pytest.raises(ValueError, match="experts=4"):
         native.NativeRunner(shape, weights)
     assert runner_of(shape, weights).path == "torch float32"

@@ -241,9 +241,8 @@ def test_speed_has_prefill_and_decode_apart_with_what_disturbed_them(base, exper
     seconds = result.notes["seconds"]["decode_tok_s"]
     assert found["decode_tok_s"] == pytest.approx(2 * 5 / (sum(seconds) / 2))
     timed = [row for row in result.metrics if row["unit"] == "tok/s"]
-    assert all(
-        row["n"] == 2 and row["threads"] >= 1 and row["path"].endswith("weights") and row["other_cpu_share"] is not None for row in timed
-    )
+    assert all(row["n"] == 2 and row["threads"] >= 1 and row["path"].endswith("weights") for row in timed)
+    assert all(row["other_cpu_share"] is None or 0 <= row["other_cpu_share"] <= 1 for row in timed)  # none: over before the system counted
     assert all(row["status"] in ("ok", "noisy") for row in timed)
     assert 2**26 < found["peak_rss_bytes"] < 2**36
 
