@@ -152,7 +152,7 @@ class Builder:
             made = runtime["draft"].get("made", False)  # a model made for this target is run as its target is
             kv = runtime["kv"] if made else other["kv"] if other else None
             draft = (runtime["draft"]["method"], runtime["draft"]["tokens"], runtime["draft"]["ngram"],
-                     store.path(other["checkpoint"]) if other else None, kv)  # fmt: skip
+                     store.path(other["checkpoint"]) if other else None, kv, runtime["draft"].get("adapt_cost"))  # fmt: skip
         base = self._path(self.ledger.graph.base)
         return Subject(checkpoint=store.path(runtime["checkpoint"]), kv_format=runtime["kv"], draft=draft, base=base)
 
@@ -181,8 +181,9 @@ def write_runtime(step: "Kv | Draft", before: dict[str, Any], draft: str | None,
     if isinstance(step, Kv):
         runtime = {**before, "kv": step.format}
     else:
-        made = {"made": True} if step.made else {}
-        runtime = {**before, "draft": {"method": step.method, "tokens": step.tokens, "ngram": step.ngram, "digest": draft, **made}}
+        more = {"made": True} if step.made else {}
+        more |= {} if step.adapt_cost is None else {"adapt_cost": step.adapt_cost}
+        runtime = {**before, "draft": {"method": step.method, "tokens": step.tokens, "ngram": step.ngram, "digest": draft, **more}}
     (out / RUNTIME).write_text(json.dumps(runtime, indent=1, sort_keys=True))
     return {"runtime": runtime}
 

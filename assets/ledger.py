@@ -58,7 +58,8 @@ class Ledger:
             return self._draft_model(node.step, step, known)
         if not isinstance(node.step, WeightStep):
             if isinstance(node.step, Draft):
-                step = {key: value for key, value in step.items() if key not in OF_THE_DRAFT}  # the draft's digest says which
+                unsaid = (*OF_THE_DRAFT, *(("adapt_cost",) if node.step.adapt_cost is None else ()))
+                step = {key: value for key, value in step.items() if key not in unsaid}  # the draft's digest says which
                 step |= {"made": True} if node.step.made else {}
             return Action(step=step, code=code("assay.assets.build:write_runtime"), parents=known)
         calibration = getattr(node.step, "calibration", None)

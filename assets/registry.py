@@ -13,7 +13,7 @@ from assay.schemas.load import Registries
 from assay.schemas.protocols import Protocol
 
 HERE = Path(__file__).parent
-TEXTS = frozenset({"wikipedia", "wikipedia_train", "essays", "mathematics"})
+TEXTS = frozenset({"wikipedia", "wikipedia_train", "essays", "mathematics", "python_code"})
 
 
 def load_registries() -> Registries:

@@ -8,7 +8,7 @@ from assay.schemas.base import Shape
 from assay.schemas.experiment import LARGEST_GRID, Experiment, ExperimentFile, Options, allowed, empty_option, matches
 from assay.schemas.explain import unknown
 from assay.schemas.graph import RESERVED
-from assay.schemas.protocols import METRICS, suite_of
+from assay.schemas.protocols import METRICS, Acceptance, Speculation, Speed, suite_of
 from assay.schemas.spec import canonical_json
 from assay.schemas.steps import RUNTIME_STEPS, Draft, PruneDepth, Quantize, Step
 from assay.schemas.yaml import Path_, Problem
@@ -18,6 +18,7 @@ Points = tuple[Point, ...]
 Placed = list[tuple[Path_, Step]]  # the steps of a variant, each with its place in the file
 
 RUNTIME_KINDS = frozenset(step.model_fields["kind"].default for step in RUNTIME_STEPS)
+SPEAKING = (Acceptance, Speed, Speculation)  # protocols that decode with a draft
 LARGEST_PRODUCT = 20_000  # points before `exclude`; more are not even listed
 LONGEST_SLUG = 200  # characters; a slug becomes part of a file name
 
@@ -36,6 +37,7 @@ def judge(experiment: Experiment, parsed: ExperimentFile, reserved: frozenset[st
     if not problems:
         problems += _slugs(experiment, points)
     problems += _drafts(experiment)
+    problems += _budgets_of_tokens(experiment)
     problems += _budgets(experiment, points)
     return problems, points
 
@@ -248,6 +250,19 @@ def _drafts(experiment: Experiment) -> Iterator[Problem]:
                     )
                 elif isinstance(step, Draft) and step.base is not None:
                     yield from _draft_base(experiment, ("axes", axis, option, index, "base"), step.base)
+
+
+def _budgets_of_tokens(experiment: Experiment) -> Iterator[Problem]:
+    """A draft that proposes more in a round than a protocol lets a text have."""
+    shortest = min((protocol.new_tokens for protocol in experiment.protocols.values() if isinstance(protocol, SPEAKING)), default=None)
+    for axis, options in experiment.axes.items():
+        for option, steps in options.items():
+            for index, step in enumerate(steps):
+                if isinstance(step, Draft) and shortest is not None and step.tokens > shortest:
+                    message = (
+                        f"proposes {step.tokens} tokens a round, but a protocol of this experiment asks for {shortest} new tokens in all"
+                    )
+                    yield Problem(("axes", axis, option, index, "tokens"), message, f"at most {shortest}, or raise new_tokens")
 
 
 def _draft_base(experiment: Experiment, path: Path_, name: str) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from assay.schemas.spec import BaseName, Commit, HubId, Name, Spec
 class Text(Spec):
     """Tokens of a text: a packaged corpus by name, a local file (.txt, or .jsonl with a ``text`` field), or a parquet file of a hub data set."""
 
-    name: Name | None = Field(default=None, description="a packaged text: wikipedia, wikipedia_train, essays, mathematics")
+    name: Name | None = Field(default=None, description="a packaged text: wikipedia, wikipedia_train, essays, mathematics, python_code")
     path: str | None = Field(default=None, description="a .txt or .jsonl file; relative to the experiment file")
     hub: HubId | None = Field(default=None, description="a hub data set, org/name, with revision, file and column")
     revision: Commit | None = Field(default=None, description="a commit of 40 hexadecimal digits")
@@ -106,6 +106,12 @@ class Draft(Spec):
     kind: Literal["draft"] = "draft"
     method: Literal["ngram", "variant"]
     tokens: int = Field(default=4, ge=1, le=64, description="proposed tokens a round")
+    adapt_cost: float | None = Field(
+        default=None,
+        ge=0,
+        le=10,
+        description="adapt the proposals of a round, up to `tokens`, to the acceptance so far; a draft step's time over a target step's",
+    )
     ngram: int | None = Field(default=None, ge=1, le=16, description="longest suffix looked up; 3 when left out; only for method: ngram")
     variant: dict[Name, Name] | None = Field(
         default=None, description="method: variant: the option on each axis; axes left out take their empty option"

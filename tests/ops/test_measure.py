@@ -217,6 +217,34 @@ def test_sampled_speculation_has_rates_and_no_mismatches(base, experiment_dir):
     assert first["acceptance_rate"] > 0.95
 
 
+def test_proposals_that_adapt_are_as_exact_and_fewer_where_little_is_accepted(base, experiment_dir):
+    fixed, adapted = (
+        measure(ACCEPTANCE, Subject(base, None, ("ngram", 8, 1, None, None, *more), base), reference=None, experiment_dir=experiment_dir)
+        for more in ((), (0.3,))
+    )
+    assert values(adapted)["greedy_mismatches"] == 0
+    proposed = [next(row["n"] for row in result.metrics if row["metric"] == "acceptance_rate") for result in (fixed, adapted)]
+    assert 0 < proposed[1] < proposed[0]
+
+
+def test_acceptance_is_the_overlap_within_what_chance_allows(base, tmp_path, experiment_dir):
+    draft = applied(PruneDepth(layers=1), base, tmp_path / "draft")
+    protocol = ACCEPTANCE.model_copy(update={"sampling": SamplingSpec(temperature=1.0), "prompts": 12, "new_tokens": 40})
+    result = measure(protocol, Subject(base, None, ("variant", 3, None, draft, None), base), reference=None, experiment_dir=experiment_dir)
+    found = checked(result, protocol)
+    row = next(row for row in result.metrics if row["metric"] == "acceptance_minus_expected")
+    assert found["acceptance_when_reached"] - found["expected_acceptance"] == pytest.approx(row["value"], abs=1e-9)
+    assert 0 < row["standard_error"] < 0.1 and abs(row["value"]) < 4 * row["standard_error"]
+
+
+def test_a_copy_prompt_begins_its_passage_again(base, experiment_dir):
+    (passage, *_), (copy, *_) = (
+        module.prompts_of(ACCEPTANCE.model_copy(update={"prompt": kind}), module.tokenizer_of(base), 2, 15, experiment_dir)
+        for kind in ("passage", "copy")
+    )
+    assert copy == [*passage[:10], *passage[:5]]
+
+
 def test_a_draft_that_proposes_nothing_has_no_rate(base, tmp_path):
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "abcdefgh"}))
     protocol = ACCEPTANCE.model_copy(update={"prompts": 1, "prompt_tokens": 8, "new_tokens": 2})

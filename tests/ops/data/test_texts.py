@@ -162,3 +162,9 @@ def test_without_a_network_the_missing_file_and_the_command_are_named(hub_cache)
 def test_reading_a_text_is_lazy_where_it_can_be(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "good"}) + "\nbad")
     assert [document.text for document in islice(documents(path=tmp_path / "a.jsonl"), 1)] == ["good"]
+
+
+def test_code_is_the_standard_library_of_this_python():
+    found = {document.title: document.text for document in documents(name="python_code")}
+    assert "def parse_args(" in found["argparse"] and list(found) == sorted(found)
+    assert text_digest(name="python_code") == text_digest(name="python_code") and "PSF" in licence(name="python_code")
