@@ -19,6 +19,7 @@ from assay.schemas.facts import Measurement
 from assay.schemas.graph import Graph, Node
 from assay.schemas.protocols import DRAFT_SUITES, TIMED_SUITES, UNDRAFTED_SUITES, Acceptance, Divergence, Protocol, suite_of
 
+SHOWN_SLICES = ("kl_mean_nats", "acceptance_rate", "perplexity", "entropy_mean_nats", "pass_at_1", "pass_at_k", "majority_at_k")
 RETIME = "assay/retime"  # a run with this tag measures its timings again although there are some of this device
 
 
@@ -139,7 +140,7 @@ def _verdict(check: dg.AssetCheckSpec, budget: Budget | None, rows: list[Measure
 def _shown(artifact: Path, rows: list[Measurement]) -> dict[str, Any]:
     """The metrics over everything as numbers (the UI plots them over time), the slices as a table, the pictures."""
     told: dict[str, Any] = {row.metric: row.value for row in rows if row.slice_kind == "all" and row.value is not None}
-    sliced = [row for row in rows if row.slice_kind != "all" and row.metric in ("kl_mean_nats", "acceptance_rate", "perplexity")]
+    sliced = [row for row in rows if row.slice_kind != "all" and row.metric in SHOWN_SLICES]
     if sliced:
         told["by_slice"] = dg.MetadataValue.md(
             "| metric | slice | value | n |\n|---|---|---:|---:|\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import assert_never
 
 from assay.ops.suites.subject import Result, Subject
-from assay.schemas.protocols import Acceptance, Bytes, Constrained, Distribution, Divergence, Protocol, Speculation, Speed
+from assay.schemas.protocols import Acceptance, Arithmetic, Bytes, Constrained, Distribution, Divergence, Protocol, Speculation, Speed
 
 
 def measure(protocol: Protocol, subject: Subject, *, reference: Path | None, experiment_dir: Path | None) -> Result:
@@ -48,5 +48,9 @@ def measure(protocol: Protocol, subject: Subject, *, reference: Path | None, exp
             from assay.ops.suites.distribution import distribution
 
             return distribution(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Arithmetic():
+            from assay.ops.suites.arithmetic import arithmetic
+
+            return arithmetic(protocol, subject, reference=reference, experiment_dir=experiment_dir)
         case _:
             assert_never(protocol)

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from assay.schemas.base import Base, Source
-from assay.schemas.protocols import Acceptance, Bytes, Constrained, Distribution, Divergence, Protocol, Speculation, Speed
+from assay.schemas.protocols import Acceptance, Arithmetic, Bytes, Constrained, Distribution, Divergence, Protocol, Speculation, Speed
 from assay.schemas.spec import BaseName, Name, Spec
 from assay.schemas.steps import Draft, Step
 
@@ -63,8 +63,20 @@ class InlineDistribution(Distribution):
     name: Name | None = None
 
 
+class InlineArithmetic(Arithmetic):
+    __doc__ = Arithmetic.__doc__
+    name: Name | None = None
+
+
 InlineProtocol = Annotated[
-    InlineDivergence | InlineBytes | InlineAcceptance | InlineSpeed | InlineSpeculation | InlineConstrained | InlineDistribution,
+    InlineDivergence
+    | InlineBytes
+    | InlineAcceptance
+    | InlineSpeed
+    | InlineSpeculation
+    | InlineConstrained
+    | InlineDistribution
+    | InlineArithmetic,
     Field(discriminator="suite"),
 ]
 

@@ -1,7 +1,7 @@
 """How a variant is measured: one frozen spec per suite. Not here: the arithmetic (``ops/evaluate``) or which variants are measured."""
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -10,6 +10,18 @@ from assay.schemas.spec import Spec
 from assay.schemas.steps import Text
 
 Dtype = Literal["float32", "bfloat16"]
+Value = TypeVar("Value", float, float | str)
+
+
+def once(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """``values``, refused where there is none or one is there twice, as a slice is called."""
+    if not values:
+        raise ValueError("got an empty list; expected at least one value")
+    told = [value if isinstance(value, str) else f"{value:g}" for value in values]
+    twice = next((each for each in told if told.count(each) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is there twice; expected each value once")
+    return values
 
 
 class Divergence(Spec):
@@ -125,13 +137,7 @@ class Distribution(Spec):
     @field_validator("temperatures", "top_k")
     @classmethod
     def each_once(cls, values: tuple[float, ...]) -> tuple[float, ...]:
-        if not values:
-            raise ValueError("got an empty list; expected at least one value")
-        told = [f"{value:g}" for value in values]  # as a slice is called
-        twice = next((each for each in told if told.count(each) > 1), None)
-        if twice is not None:
-            raise ValueError(f"{twice} is there twice; expected each value once")
-        return values
+        return once(values)
 
 
 class ConstrainedPrompt(Spec):
@@ -171,7 +177,62 @@ class Constrained(Spec):
     dtype: Dtype = "float32"
 
 
-Protocol = Annotated[Divergence | Bytes | Acceptance | Speed | Speculation | Constrained | Distribution, Field(discriminator="suite")]
+Operation = Literal["add", "subtract", "multiply"]
+
+
+class Arithmetic(Spec):
+    """pass@k, majority votes and unreadable answers of several samples a problem of generated arithmetic, at each temperature, judged exactly.
+
+    Temperature 0 has one sample a problem, since all of them would be the same.
+    """
+
+    suite: Literal["arithmetic"] = "arithmetic"
+    problems: int = Field(default=64, ge=2, le=100_000)
+    digits: tuple[Annotated[int, Field(ge=1, le=9)], ...] = Field(default=(1, 2), max_length=9, description="of both numbers; in turn")
+    operations: tuple[Operation, ...] = Field(default=("add", "subtract", "multiply"), description="in turn")
+    shots: int = Field(default=6, ge=0, le=64, description="solved problems before each; none of them is asked")
+    samples: int = Field(default=8, ge=1, le=10_000, description="a problem and temperature")
+    ks: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = Field(default=(1, 4, 8), max_length=32, description="each at most samples")
+    temperatures: tuple[Annotated[float, Field(ge=0, le=10, description="from 0, which is greedy, to 10")], ...] = Field(
+        default=(0.0, 0.7, 1.0), max_length=32, description="the first gives the facts without a slice"
+    )
+    sampling: SamplingSpec = Field(default=SamplingSpec(), description="filters and penalties; without a temperature")
+    max_new_tokens: int = Field(default=12, ge=1, le=1024, description="an answer that has not ended by then is cut")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="of the problems and of the samples")
+    dtype: Dtype = "float32"
+
+    @field_validator("digits", "operations", "ks", "temperatures")
+    @classmethod
+    def each_once(cls, values: tuple[float | str, ...]) -> tuple[float | str, ...]:
+        return once(values)
+
+    @field_validator("sampling")
+    @classmethod
+    def without_a_temperature(cls, sampling: SamplingSpec) -> SamplingSpec:
+        if sampling.temperature != 0:
+            raise ValueError(f"sampling has the temperature {sampling.temperature:g}; leave it out, and name it in temperatures")
+        if sampling.top_k == 1:
+            raise ValueError("top_k = 1 is greedy at every temperature; leave it out, and name 0 in temperatures")
+        return sampling
+
+    @model_validator(mode="after")
+    def enough_samples_and_problems(self) -> "Arithmetic":
+        if max(self.ks) > self.samples:
+            raise ValueError(
+                f"ks has {max(self.ks)}, and a problem has samples = {self.samples}; draw {max(self.ks)} samples, or leave it out"
+            )
+        grades, fewest = len(self.digits) * len(self.operations), (9 * 10 ** (min(self.digits) - 1)) ** 2
+        if self.problems + self.shots > grades * fewest:
+            raise ValueError(
+                f"problems = {self.problems} and shots = {self.shots} in turn of {grades} grades; of {min(self.digits)}-digit numbers there "
+                f"are {fewest} problems a grade, which makes {grades * fewest} at most"
+            )
+        return self
+
+
+Protocol = Annotated[
+    Divergence | Bytes | Acceptance | Speed | Speculation | Constrained | Distribution | Arithmetic, Field(discriminator="suite")
+]
 
 # What each suite measures, with the better direction, None where neither is better; budgets and plots name these.
 METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
@@ -238,10 +299,19 @@ METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
         "kept_tail_mass": None,
         "entropy_law_residual": "lower",
     },
+    "arithmetic": {
+        "pass_at_1": "higher",
+        "pass_at_k": "higher",
+        "majority_at_k": "higher",
+        "unparsed_share": "lower",
+        "truncated_share": "lower",
+        "distinct_answers": None,
+    },
 }
 TIMED_SUITES = frozenset({"speed", "speculation"})
 DRAFT_SUITES = frozenset({"acceptance", "speculation"})  # of variants with a draft alone
-UNDRAFTED_SUITES = frozenset({"constrained", "distribution"})  # of what a draft does not change: measured of the variant without one
+# Of what a draft does not change: measured of the variant without one.
+UNDRAFTED_SUITES = frozenset({"constrained", "distribution", "arithmetic"})
 
 
 def suite_of(metric: str) -> str | None:
