@@ -25,7 +25,10 @@ BACKGROUND = (
     "speed_protocol",
     "acceptance_protocol",
 )  # told below
-SLICED = ("kl_mean_nats", "acceptance_rate")
+SLICED = ("kl_mean_nats", "acceptance_rate", "entropy_mean_nats", "tail_mass", "pass_at_1", "pass_at_k", "majority_at_k")
+NO_PICTURE = (
+    "No variant has both a size and a mean KL, so there is no picture of one against the other; measure bytes and divergence to have it."
+)
 PAGE = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
 
 
@@ -33,12 +36,14 @@ def write_report(workspace: Workspace, experiment: Experiment) -> Path:
     """Write ``reports/<experiment>.html`` whole, and return it."""
     connection = connect(workspace.facts.root)
     table = experiment_table(connection, experiment=experiment.name)
+    picture = frontier(table)
     page = PAGE.get_template("report.html").render(
         name=experiment.name,
         question=experiment.question,
         base=experiment.base,
         table=cells(table.drop(BACKGROUND, strict=False)),
-        picture=base64.b64encode(frontier(table)).decode() if table.height else "",
+        picture=base64.b64encode(picture).decode() if picture else "",
+        no_picture=NO_PICTURE,
         verdicts=cells(verdicts(connection, experiment=experiment.name)),
         interaction=cells(interaction(connection, experiment=experiment.name)),
         slices=cells(pl.concat([by_slice(connection, experiment.name, metric) for metric in SLICED])),
@@ -57,11 +62,13 @@ def write_report(workspace: Workspace, experiment: Experiment) -> Path:
     return file
 
 
-def frontier(table: pl.DataFrame) -> bytes:
-    """Size against mean KL of an experiment's variants, as a PNG."""
+def frontier(table: pl.DataFrame) -> bytes | None:
+    """Size against mean KL of an experiment's variants, as a PNG; None where no variant has both."""
     from assay.ops.evaluate.plots import frontier_png
 
     wanted = table.filter(pl.col("size_bytes").is_not_null() & pl.col("kl_mean_nats").is_not_null())
+    if not wanted.height:
+        return None
     return frontier_png(wanted.select(pl.col("variant").alias("label"), "size_bytes", "kl_mean_nats").to_dicts())
 
 

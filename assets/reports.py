@@ -41,7 +41,7 @@ def _report(workspace: Workspace, graph: Graph) -> dg.AssetsDefinition:
         retry_policy=RETRY,
     )
     def report(context: dg.AssetExecutionContext):
-        from assay.assets.report import frontier, markdown_table, write_report
+        from assay.assets.report import NO_PICTURE, frontier, markdown_table, write_report
         from assay.warehouse.database import connect
         from assay.warehouse.reads import experiment_table
 
@@ -49,12 +49,13 @@ def _report(workspace: Workspace, graph: Graph) -> dg.AssetsDefinition:
             Recorder(Ledger(workspace, graph)).declare()
             file = write_report(workspace, experiment)
             table = experiment_table(connect(workspace.facts.root), experiment=experiment.name)
+            picture = frontier(table)
             return dg.MaterializeResult(
                 metadata={
                     "report": dg.MetadataValue.path(str(file)),
                     "variants": table.height,
                     "table": dg.MetadataValue.md(markdown_table(table)),
-                    "size_against_kl": inline(frontier(table)),
+                    "size_against_kl": inline(picture) if picture else dg.MetadataValue.text(NO_PICTURE),
                 }
             )
 
