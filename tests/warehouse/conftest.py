@@ -93,7 +93,7 @@ def quickstart_warehouse(quickstart_facts: Path) -> Iterator[DuckDBPyConnection]
 def quickstart_facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = FactStore(tmp_path_factory.mktemp("quickstart") / "facts")
     steps = {"depth4": {"kind": "prune_depth", "layers": 4}, "int4": {"kind": "quantize", "format": "int4"}, "ngram": {"kind": "draft"}}
-    store.append("protocol", [ProtocolRow(protocol_digest=each, name=each, suite=each, spec_json="{}") for each in ("divergence", "bytes", "acceptance", "speed")])  # fmt: skip
+    store.append("protocol", [ProtocolRow(protocol_digest=each, name=each, suite=each, spec_json="{}") for each in ("divergence", "bytes", "acceptance", "speed", "speculation")])  # fmt: skip
     store.append(
         "device", [DeviceRow(device_digest="cpu0", kind="cpu", name="Some CPU", cores=2, memory_bytes=2**33, torch_version="2.13.0")]
     )
@@ -139,7 +139,13 @@ def quickstart_facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.append("measurement", [
                 fact_row("acceptance_rate", 0.5, unit="1", suite="acceptance", protocol_digest="acceptance", **common),
                 fact_row("tokens_per_round", 3.0, unit="token", suite="acceptance", protocol_digest="acceptance", **common),
+                fact_row("acceptance_when_reached", 0.75, unit="1", suite="acceptance", protocol_digest="acceptance", **common),
+                fact_row("acceptance_minus_expected", -0.02, unit="1", standard_error=0.01, suite="acceptance", protocol_digest="acceptance", **common),
             ])  # fmt: skip
+        if variant == "none__none__ngram":
+            made_of = {"measured_speedup": 1.5, "predicted_speedup": 2.0, "draft_cost_ratio": 0.125}
+            timed = {**common, "unit": "1", "suite": "speculation", "protocol_digest": "speculation", "device_digest": "cpu0", "run": "r2"}
+            store.append("measurement", [fact_row(name, value, **timed) for name, value in made_of.items()])
         for day in (1, 2):
             speed = {**common, "unit": "token/s", "suite": "speed", "protocol_digest": "speed", "device_digest": "cpu0", "run": f"r{day}", "measured_at": NOON + timedelta(days=day), "threads": 2, "n": 3, "standard_error": 0.1}  # fmt: skip
             slower = 0.5 if day == 2 and variant == "none__int4__none" else 1.0

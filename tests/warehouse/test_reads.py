@@ -51,7 +51,7 @@ def test_an_unknown_experiment_is_named_beside_those_there_are(warehouse):
 
 
 @pytest.mark.parametrize(("read", "rows"), [
-    (reads.scorecard, 8), (reads.scorecard_protocol, 4), (reads.facts, 92), (reads.pareto, 6), (reads.interaction, 4), (reads.verdicts, 8),
+    (reads.scorecard, 8), (reads.scorecard_protocol, 5), (reads.facts, 103), (reads.pareto, 6), (reads.interaction, 4), (reads.verdicts, 8),
 ])  # fmt: skip
 def test_a_read_is_of_one_experiment(warehouse, read, rows):
     found = read(warehouse, experiment="quickstart")
