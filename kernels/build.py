@@ -7,8 +7,11 @@ under a name that its sources give, so that a changed source is another library,
 import ctypes
 import hashlib
 import os
+import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -30,7 +33,7 @@ def library() -> ctypes.CDLL | None:
     except Exception as error:
         warnings.warn(
             f"no native decoder: {type(error).__name__}: {str(error).strip().splitlines()[-1][:200]}. Decoding runs in torch, several times slower; "
-            "a C++20 compiler (g++ 11 or newer) and ninja make it faster",
+            "a C++20 compiler (g++ 11 or newer) makes it faster",
             stacklevel=2,
         )
         return None
@@ -57,6 +60,17 @@ def digest() -> str:
     return found.hexdigest()[:16]
 
 
+@contextmanager
+def _beside_python_on_the_path() -> Iterator[None]:
+    """ninja comes as a package, so it lies beside the Python that runs this, which need not be on the path."""
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{before}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
 def _built(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     if directory.stat().st_uid != os.getuid():
@@ -67,7 +81,7 @@ def _built(directory: Path) -> Path:
         if not target.is_file():
             from torch.utils.cpp_extension import load
 
-            with tempfile.TemporaryDirectory(dir=directory) as build:
+            with tempfile.TemporaryDirectory(dir=directory) as build, _beside_python_on_the_path():
                 sources = [str(Path(__file__).parent / source) for source in FINGERPRINT_FILES if source.endswith(".cpp")]
                 load(name, sources, extra_cflags=FLAGS, build_directory=build, is_python_module=False, verbose=False)
                 (Path(build) / f"{name}.so").replace(target)
