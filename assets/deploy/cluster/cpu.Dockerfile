@@ -5,6 +5,9 @@
 # The lock serves as constraints, so that what only the tests need stays out of the image.
 FROM python:3.11-slim
 
+# The compiler builds the native decoder when it is first used.
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+
 WORKDIR /src
 COPY requirements.lock requirements-data.txt ./
 COPY assets/deploy/cluster/requirements.txt cluster.txt

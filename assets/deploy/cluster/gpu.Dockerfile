@@ -5,7 +5,7 @@
 # The CUDA libraries come with PyTorch's packages; the driver comes from the node, through NVIDIA's container runtime.
 FROM python:3.11-slim
 
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends g++ libc6-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY requirements.lock requirements-data.txt ./
 COPY assets/deploy/cluster/requirements.txt cluster.txt
