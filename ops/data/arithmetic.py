@@ -94,4 +94,9 @@ def first_number(text: str, *, cut: bool = False) -> Decimal | None:
     found = NUMBER.search(line)
     if found is None or (cut and not broken and UNFINISHED.fullmatch(line, found.end())):
         return None
-    return Decimal(re.sub("[,{}]", "", found[0]).replace("−", "-"))
+    return as_number(found[0])
+
+
+def as_number(found: str) -> Decimal:
+    """What :data:`NUMBER` found: separators removed, the sign kept."""
+    return Decimal(re.sub("[,{}]", "", found).replace("−", "-"))

@@ -1,13 +1,12 @@
 """One answer from several samples: by majority, or the most probable. Not here: drawing them, what is right, pass@k (``ops/evaluate/pass_at_k.py``)."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from decimal import Decimal
 from typing import Literal, NamedTuple
 
-NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+from assay.ops.data.arithmetic import NUMBER, as_number
 
 
 class Vote(NamedTuple):
@@ -26,7 +25,7 @@ def plain(text: str) -> str | None:
 def last_number(text: str) -> Decimal | None:
     """The last number in ``text`` as an exact decimal, None if there is none: 1,234.50 and 1234.5 are the same answer, as are 18 and 18.0."""
     found = NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "")) if found else None
+    return as_number(found[-1]) if found else None
 
 
 def majority(texts: Sequence[str], normalise: Callable[[str], Hashable | None] = plain) -> Vote:
