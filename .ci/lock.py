@@ -1,6 +1,7 @@
 """Print requirements.lock: each package that pyproject.toml needs, at the version that this environment holds.
 
 Belongs here: walking the requirements of the installed packages. Does not: choosing versions (pip does that, before this runs).
+What pyproject.toml needs on some machines alone is pinned for these alone, and has to be installed here.
 Run it with the environment's own Python (``make lock``); its output depends on nothing but pyproject.toml and that environment.
 """
 
@@ -64,8 +65,10 @@ def main() -> None:
     wanted = project["project"]["dependencies"] + project["dependency-groups"]["dev"] + project["build-system"]["requires"]
     python = ".".join(map(str, sys.version_info[:2]))
     print(HEADER.format(system=sys.platform, python=python))
+    asked = map(Requirement, wanted)
+    where = {canonicalize_name(requirement.name): f"; {requirement.marker}" for requirement in asked if requirement.marker}
     for name, version in sorted(pins(wanted).items()):
-        print(f"{name}=={version}")
+        print(f"{name}=={version}{where.get(name, '')}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def read(name: str) -> Any:
 
 def pinned(file: Path) -> dict[str, str]:
     lines = file.read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    return dict(line.split(";")[0].split("==") for line in lines if line and not line.startswith("#"))
 
 
 def instance_config(name: str, home: Path) -> Any:

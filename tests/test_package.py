@@ -90,9 +90,9 @@ def test_the_command_assay_is_an_entry_point():
 def test_the_lock_pins_every_package_that_pyproject_asks_for_at_a_version_that_fits():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     lines = [line for line in (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-    unpinned = [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9a-z.]+", line)]
+    unpinned = [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[0-9a-z.]+(; .+)?", line)]
     assert not unpinned, f"neither a pin nor free of build labels and addresses: {unpinned}"
-    lock = dict(line.split("==") for line in lines)
+    lock = dict(line.split(";")[0].split("==") for line in lines)
     for text in project["project"]["dependencies"] + project["dependency-groups"]["dev"] + project["build-system"]["requires"]:
         wanted = Requirement(text)
         version = lock.get(canonicalize_name(wanted.name))

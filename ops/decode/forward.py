@@ -18,6 +18,7 @@ from assay.ops.decode.weights import Block, Matrix, Mlp, Weights
 from assay.ops.quantize.grid import Quantized, dequantize
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, queries, keys, values) → what each token attended to
+Hold = Callable[[Matrix, torch.dtype, torch.device], Any]  # a packed matrix → what a kernel multiplies: shape, form, multiply(values)
 
 
 class Turn(NamedTuple):
@@ -46,15 +47,25 @@ class TorchRunner:
 
     Args:
         dtype: of weights and activations in memory; packed weights are multiplied out once. Norms and softmax are float32 inside.
+        hold: how a packed matrix is kept instead, for a kernel that multiplies it as it is (see :func:`linear`).
+        norm: :func:`rms_norm`, or a kernel of its signature.
     """
 
     def __init__(
-        self, shape: Architecture, weights: Weights, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        self,
+        shape: Architecture,
+        weights: Weights,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        hold: Hold | None = None,
+        norm: Callable[..., Tensor] | None = None,
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
         said = str(dtype).removeprefix("torch.")
-        self.path = f"torch {said}" + (f", {weights.forms} weights" if weights.forms != said else "")
-        self.weights = _in_memory(weights, dtype, self.device)
+        self.weights, self._rms_norm = _in_memory(weights, dtype, self.device, hold), norm or rms_norm
+        forms = (weights if hold is None else self.weights).forms
+        self.path = f"torch {said}" + (f", {forms} weights" if forms != said else "")
         self.ropes = tuple(Rope(rope.inverse_frequencies.to(self.device), rope.factor) for rope in shape.ropes)
         self.windows = tuple(dict.fromkeys(layer.window for layer in shape.layers))
         # transformers keeps Gemma's factor as a tensor of the model's dtype: in bfloat16 it is a rounded one.
@@ -134,14 +145,16 @@ class TorchRunner:
         return hidden
 
     def _norm(self, values: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(values, weight, eps=self.shape.norm_eps, offset=self.shape.norm_offset)
+        return self._rms_norm(values, weight, eps=self.shape.norm_eps, offset=self.shape.norm_offset)
 
     def _head(self, hidden: Tensor) -> Tensor:
         return linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
 
 
 def linear(values: Float[Tensor, "*batch inputs"], matrix: Matrix) -> Float[Tensor, "*batch outputs"]:
-    """W x + b of a dense matrix."""
+    """W x + b of a dense matrix, or of one that is held for a kernel, which multiplies by itself."""
+    if not isinstance(matrix, Matrix):
+        return matrix.multiply(values)
     assert isinstance(matrix.weight, Tensor)
     return F.linear(values, matrix.weight, matrix.bias)
 
@@ -303,13 +316,15 @@ def attend_in_layout(
     return found if layout.places is None else found[layout.places]
 
 
-def _in_memory(weights: Weights, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Dense, in ``dtype`` and on ``device``; a tensor that is so already is shared. A packed embedding that is not the head stays packed."""
+def _in_memory(weights: Weights, dtype: torch.dtype, device: torch.device, hold: Hold | None) -> Weights:
+    """Dense, in ``dtype`` and on ``device``; a tensor that is so already is shared. A packed embedding that is not a dense head stays packed."""
 
     def vector(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(device=device, dtype=dtype)
 
-    def matrix(stored: Matrix) -> Matrix:
+    def matrix(stored: Matrix) -> Any:
+        if hold is not None and isinstance(stored.weight, Quantized):
+            return hold(stored, dtype, device)
         return Matrix(stored.dense(dtype).to(device), vector(stored.bias))
 
     def block(stored: Block) -> Block:
@@ -320,7 +335,7 @@ def _in_memory(weights: Weights, dtype: torch.dtype, device: torch.device) -> We
 
     head = matrix(weights.head)
     embedding = weights.embedding
-    if embedding is weights.head:
+    if embedding is weights.head and isinstance(head, Matrix):
         embedding = head
     elif isinstance(embedding.weight, Quantized):
         codes, scales, zeros = embedding.weight
