@@ -74,3 +74,29 @@ def verify(
             drawn_from = q[position].to(row.device)
         return Verified(position, sample(residual(row, drawn_from), generator))
     return Verified(count, sample(p[count], generator))
+
+
+def verify_siblings(p: Float[Tensor, " vocab"], siblings: Sequence[int], generator: torch.Generator | None) -> int:
+    """Test several determined candidates for one place, one after another, so that what comes out is distributed as ``p``.
+
+    Each candidate x is taken with the chance that what is left of ``p`` gives it; once rejected, it is left out and the rest renormalised, since the next
+    candidate is tested in a world where x did not come. Without that step the candidates come out too often.
+
+    Args:
+        siblings: distinct tokens, in the order of their test.
+    Returns:
+        The token: one of ``siblings``, or a draw from what they leave.
+    Raises:
+        ValueError: a candidate is there twice.
+    Source:
+        Derived here; the verifier of EAGLE does the same for its determined candidates (github.com/SafeAILab/EAGLE, issues 171 and 183).
+    """
+    if len(set(siblings)) < len(siblings):
+        raise ValueError(f"siblings={list(siblings)} has a token twice; candidates for one place are distinct")
+    left = p.double().clone()
+    for token in siblings:
+        total, chance = float(left.sum()), float(left[token])
+        if chance >= total or (chance > 0 and uniforms(1, generator)[0] * total < chance):
+            return token
+        left[token] = 0
+    return sample(left, generator)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from assay.ops.decode.acceptance import overlap
 from assay.ops.decode.sampling import sample
-from assay.ops.decode.verify import residual, verify
+from assay.ops.decode.verify import residual, verify, verify_siblings
 
 DRAWS = 8_000
 many_draws = pytest.mark.usefixtures("unchecked_shapes")  # checking each call would take longer than the draws
@@ -137,3 +137,15 @@ def test_what_does_not_fit_is_refused():
         verify(p[:2], torch.tensor([[0.0, 1, 0, 0]]), [0], torch.Generator())
     with pytest.raises(ValueError, match="generator"):
         verify(p[:2], q[:1] * 2, [0], None)
+
+
+@many_draws
+def test_siblings_come_as_the_target_would_and_not_more_often():
+    """p = (.5, .3, .2), candidates 0 and 1: without leaving a rejected one out, token 1 would come with .15 instead of .3."""
+    p, random, count = torch.tensor([0.5, 0.3, 0.2]), torch.Generator().manual_seed(0), 6000
+    for siblings in ([0, 1], [1, 0], [2], []):
+        found = torch.bincount(torch.tensor([verify_siblings(p, siblings, random) for _ in range(count)]), minlength=3) / count
+        assert (found - p).abs().max() < 4 * (0.25 / count) ** 0.5
+    assert {verify_siblings(torch.tensor([0.0, 1.0]), [0, 1], random) for _ in range(20)} == {1}
+    with pytest.raises(ValueError, match="has a token twice"):
+        verify_siblings(p, [1, 1], random)
