@@ -30,7 +30,17 @@ def test_a_sample_without_an_answer_has_no_vote():
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("5 + 13 = 18.", 18), ("18.0", 18), ("-3", -3), ("1,000,000", 1_000_000), ("x", None), ("1,23", 23), ("9{,}500", 9500), ("it is −3", -3), ("0.10", Decimal("0.1"))],
+    [
+        ("5 + 13 = 18.", 18),
+        ("18.0", 18),
+        ("-3", -3),
+        ("1,000,000", 1_000_000),
+        ("x", None),
+        ("1,23", 23),
+        ("9{,}500", 9500),
+        ("it is −3", -3),
+        ("0.10", Decimal("0.1")),
+    ],
 )
 def test_the_last_number_of_a_text_is_its_answer(text, number):
     assert last_number(text) == number
