@@ -121,6 +121,7 @@ class NativeRunner:
         self.shape, self.device = shape, torch.device("cpu")
         self._level = LEVELS.index(level or known[-1])
         self._threads = threads or torch.get_num_threads()
+        self.has_threads = True
         self._held: list[Any] = []  # what the structures point to
         self._forms: dict[str, int] = {}
         self._blocks = (_Block * len(shape.layers))(*(self._block(block) for block in weights.blocks))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from assay.ops.decode.constraints import Constraint
 from assay.ops.decode.request import Request, next_tokens, open_requests
-from assay.ops.decode.runner import Runner
+from assay.ops.decode.runner import Runner, undisturbed
 from assay.ops.decode.sampling import Sampling
 from assay.ops.decode.session import Session, read_clock
 
@@ -30,6 +30,7 @@ class Generated(NamedTuple):
     decode_seconds: float
 
 
+@undisturbed
 def generate(
     runner: Runner,
     prompts: "Sequence[Sequence[int]] | Tensor",

@@ -7,7 +7,7 @@ import torch
 
 from assay.ops.decode.generate import shared_size, stack
 from assay.ops.decode.request import Request, next_tokens
-from assay.ops.decode.runner import Runner
+from assay.ops.decode.runner import Runner, undisturbed
 from assay.ops.decode.sampling import Sampling
 from assay.ops.decode.session import Session, check_prompts
 
@@ -15,6 +15,7 @@ ROWS = 48  # texts side by side
 Ways = Sequence[tuple[Sampling, int]]
 
 
+@undisturbed
 def draw_samples(
     runner: Runner,
     prompts: Sequence[Sequence[int]],

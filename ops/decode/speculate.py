@@ -13,7 +13,7 @@ from assay.ops.decode.constraints import Constraint, DeadEnd, apply_mask
 from assay.ops.decode.drafts import NOTHING, Draft, Proposal
 from assay.ops.decode.generate import GREEDY, emit, open_session, shared_size
 from assay.ops.decode.request import Request, open_requests
-from assay.ops.decode.runner import Runner
+from assay.ops.decode.runner import Runner, undisturbed
 from assay.ops.decode.sampling import Sampling
 from assay.ops.decode.session import Session, read_clock
 from assay.ops.decode.verify import verify
@@ -45,6 +45,7 @@ class Record(NamedTuple):
     overlaps: list[list[float]]
 
 
+@undisturbed
 def speculative_generate(
     runner: Runner,
     draft: Draft,

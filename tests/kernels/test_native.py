@@ -13,6 +13,7 @@ from assay.kernels.engine import open_runner, runner_of
 from assay.kernels.panels import FORMS, panels
 from assay.ops.decode.architecture import Architecture
 from assay.ops.decode.forward import TorchRunner
+from assay.ops.decode.generate import generate
 from assay.ops.decode.session import Session
 from assay.ops.decode.weights import Block, Matrix, Mlp, Weights, weights_of
 from assay.ops.kv.cache import to_e4m3, to_int8_rows
@@ -226,6 +227,22 @@ def test_a_long_text_gets_rotations_as_it_grows(make_llama, full_logits):
     text = TEXT * 4
     found = Session(runner, capacity=160).read([text], keep=160)[0]
     assert (found - full_logits(model, text)).abs().max() < 1e-3
+
+
+def test_torch_keeps_to_one_thread_while_a_runner_with_its_own_decodes(tl8):
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        for runner, expected in ((native.NativeRunner(*weights_of(tl8)), 1), (TorchRunner(*weights_of(tl8)), 2)):
+            forward = runner.forward
+            runner.forward = lambda *given, forward=forward: seen.append(torch.get_num_threads()) or forward(*given)
+            generate(runner, [TEXT], max_new_tokens=2)
+            assert seen.pop() == expected and torch.get_num_threads() == 2
+            with pytest.raises(ValueError):
+                generate(runner, [[]], max_new_tokens=2)
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_two_threads_of_python_do_not_meet_in_one_step(tl8):
