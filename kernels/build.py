@@ -84,5 +84,5 @@ def _built(directory: Path) -> Path:
             with tempfile.TemporaryDirectory(dir=directory) as build, _beside_python_on_the_path():
                 sources = [str(Path(__file__).parent / source) for source in FINGERPRINT_FILES if source.endswith(".cpp")]
                 load(name, sources, extra_cflags=FLAGS, build_directory=build, is_python_module=False, verbose=False)
-                (Path(build) / f"{name}.so").replace(target)
+                next(Path(build).glob("*.so")).replace(target)  # a second build in one process gets a suffix to its name
     return target

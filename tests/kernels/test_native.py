@@ -313,3 +313,4 @@ def test_the_library_is_built_once_and_a_build_that_was_killed_leaves_nothing_in
     stamp = first.stat().st_mtime_ns
     assert build._built(tmp_path) == first and first.stat().st_mtime_ns == stamp
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".lock", ".lock", ".so"]
+    assert build._built(tmp_path / "elsewhere").is_file()  # also for a second time in one process
