@@ -143,7 +143,7 @@ class Builder:
         return action.key, self.ledger.workspace.store.get_or_build(action, make, kind=protocol.suite)
 
     def _subject(self, node: Node, protocol: Protocol) -> Any:
-        from assay.ops.suites.subject import Subject
+        from assay.ops.suites.subject import DraftOf, Subject
 
         runtime = self._runtime(node.target if isinstance(protocol, Divergence) else node)
         store, draft = self.ledger.workspace.store, None
@@ -151,8 +151,9 @@ class Builder:
             other = self._runtime_of(runtime["draft"]["digest"]) if runtime["draft"]["digest"] else None
             made = runtime["draft"].get("made", False)  # a model made for this target is run as its target is
             kv = runtime["kv"] if made else other["kv"] if other else None
-            draft = (runtime["draft"]["method"], runtime["draft"]["tokens"], runtime["draft"]["ngram"],
-                     store.path(other["checkpoint"]) if other else None, kv, runtime["draft"].get("adapt_cost"))  # fmt: skip
+            checkpoint = store.path(other["checkpoint"]) if other else None
+            draft = DraftOf(runtime["draft"]["method"], runtime["draft"]["tokens"], runtime["draft"]["ngram"], checkpoint, kv,
+                            runtime["draft"].get("adapt_cost"))  # fmt: skip
         base = self._path(self.ledger.graph.base)
         return Subject(checkpoint=store.path(runtime["checkpoint"]), kv_format=runtime["kv"], draft=draft, base=base)
 

@@ -19,6 +19,7 @@ from assay.kernels.panels import FORMS, Panels, panels
 from assay.ops.decode.architecture import Architecture
 from assay.ops.decode.cache import Cache, Step
 from assay.ops.decode.weights import Block, Matrix, Weights
+from assay.ops.quantize.grid import quantize
 
 LEVELS = ("avx2", "avx512")
 STORES = {None: 0, "fp8_e4m3": 1, "int8": 2}
@@ -82,8 +83,6 @@ def _trusted(level: str) -> bool:
 
 def probe(form: str, *, rows: int, cols: int, group: int, generator: torch.Generator) -> Matrix:
     """A random matrix of one form, to check a level with."""
-    from assay.ops.quantize.grid import quantize
-
     weight = torch.randn(rows, cols, generator=generator)
     if not form.startswith("int"):
         return Matrix(weight.to(getattr(torch, form)))

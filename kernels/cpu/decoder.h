@@ -57,7 +57,6 @@ struct Team {
 };
 
 struct Level {
-    const char* name;
     // Bytes of scratch that a step of so many tokens needs: shared, and for each thread.
     int64_t (*shared_bytes)(const Model*, int64_t tokens, int64_t kept);
     int64_t (*private_bytes)(const Model*, const Cache*, int64_t tokens);

@@ -210,11 +210,13 @@ static void linear(const Matrix* const* matrices, float* const* to, const int64_
     for (int i = 0; i < count; i++) panels += panels_of(*matrices[i]);
     share(panels, team, &begin, &end);
     int64_t first = 0;
+    const Matrix* prepared = 0;
+    Input in;
     for (int i = 0; i < count; first += panels_of(*matrices[i]), i++) {
         const Matrix& w = *matrices[i];
         int64_t from = begin > first ? begin - first : 0, until = end - first < panels_of(w) ? end - first : panels_of(w);
         if (from >= until) continue;
-        Input in = prepare(w, x, tokens, stride, own.input);
+        if (!prepared || !alike(*prepared, w)) in = prepare(w, x, tokens, stride, own.input), prepared = &w;
         for (int64_t row = 0; row < tokens; row += ROWS_AT_ONCE) {
             int64_t rows = tokens - row < ROWS_AT_ONCE ? tokens - row : ROWS_AT_ONCE;
             for (int64_t p = from; p < until; p++) {
@@ -228,9 +230,8 @@ static void linear(const Matrix* const* matrices, float* const* to, const int64_
 static void gated(const Model* m, const Block& b, const float* x, int64_t tokens, float* h, const Own& own, const Team* team) {
     int64_t begin, end;
     share(panels_of(b.gate), team, &begin, &end);
-    bool alike = b.gate.form == b.up.form && b.gate.group == b.up.group && !b.gate.zeros == !b.up.zeros;
-    char* second = alike ? own.input : own.input + input_bytes(b.gate, tokens);
-    Input one = prepare(b.gate, x, tokens, m->hidden, own.input), two = alike ? one : prepare(b.up, x, tokens, m->hidden, second);
+    Input one = prepare(b.gate, x, tokens, m->hidden, own.input), two = one;
+    if (!alike(b.gate, b.up)) two = prepare(b.up, x, tokens, m->hidden, own.input + input_bytes(b.gate, tokens));
     for (int64_t row = 0; row < tokens; row += ROWS_AT_ONCE) {
         int64_t rows = tokens - row < ROWS_AT_ONCE ? tokens - row : ROWS_AT_ONCE;
         for (int64_t p = begin; p < end; p++) {

@@ -105,7 +105,10 @@ static inline int64_t groups_of(const Matrix& w) { return w.scales ? w.cols / w.
 
 static inline int64_t input_bytes(const Matrix& w, int64_t rows) { return (rows * groups_of(w) + FEW * w.cols) * 4; }
 
-// `own` has input_bytes(). The same for all matrices of one form, columns and group that read x.
+// Whether one prepared input serves both matrices.
+static inline bool alike(const Matrix& a, const Matrix& b) { return a.form == b.form && a.cols == b.cols && a.group == b.group && !a.zeros == !b.zeros; }
+
+// `own` has input_bytes().
 static Input prepare(const Matrix& w, const float* x, int64_t rows, int64_t stride, char* own) {
     int64_t groups = groups_of(w);
     Input input = {x, rows, stride, (float*)own, (float*)own + rows * groups};

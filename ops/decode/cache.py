@@ -81,6 +81,15 @@ class Cache:
         held = (self.keys, self.values, self.key_scales, self.value_scales)
         return sum(tensor.nbytes for tensor in held if tensor is not None)
 
+    def require_room(self, ids: Sequence[Sequence[int]]) -> None:
+        """Raise ValueError where a row has no room for its new tokens."""
+        for row, (held, new) in enumerate(zip(self.counts, ids, strict=True)):
+            if held + len(new) > self.capacity:
+                raise ValueError(
+                    f"row {row} holds {held} tokens and is to read {len(new)} more, but its cache has room for {self.capacity}; "
+                    "ask for a larger capacity"
+                )
+
     def append(self, ids: Sequence[Sequence[int]], *, keep: Sequence[int]) -> Step:
         """Give the next tokens of each row their slots, and say how to read them; their keys and values are still to be written.
 
@@ -90,12 +99,8 @@ class Cache:
         Raises:
             ValueError: a row has no room left, or is asked for more logits than it reads tokens. Nothing has changed then.
         """
+        self.require_room(ids)
         for row, (new, wanted) in enumerate(zip(ids, keep, strict=True)):
-            if self.counts[row] + len(new) > self.capacity:
-                raise ValueError(
-                    f"row {row} holds {self.counts[row]} tokens and is to read {len(new)} more, but its cache has room for {self.capacity}; "
-                    "ask for a larger capacity"
-                )
             if not 0 <= wanted <= len(new):
                 raise ValueError(
                     f"row {row} reads {len(new)} tokens and wants the logits of {wanted}; it can have those of 0 to all of them"

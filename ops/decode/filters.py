@@ -14,7 +14,6 @@ from torch import Tensor
 # A sum of float32 probabilities that comes this close to top_p has reached it, so that 0.5 + 0.35 reaches 0.85 on every machine.
 TIE = 1e-6
 AT_FIRST = 1024  # ranks that are looked at before all of them
-INFINITY_BITS = 0x7F800000  # the bits of +inf in float32; those of numbers that are not negative are ordered as the numbers are
 
 
 class Candidates(NamedTuple):

@@ -1,7 +1,7 @@
-"""From logits to a distribution, and from a distribution to a token. Not here: loops over tokens (``generate``, ``speculate``).
+"""From logits to a distribution, and from a distribution to a token.
 
 The order of the steps is declared: a preset is a tuple of their names (:data:`ORDERS`), and a distribution is what folding over it leaves.
-Not here: what a step does (``penalties``, ``filters``).
+Not here: what a step does (``penalties``, ``filters``), or loops over tokens (``generate``, ``speculate``).
 """
 
 import math

@@ -57,13 +57,8 @@ class Session:
                 f"tokens for {len(ids)} rows in a session of {self.rows}; expected a list for each, empty for a row that waits"
             )
         wanted = [keep if new else 0 for new in ids] if isinstance(keep, int) else list(keep)
+        self.cache.require_room(ids)
         for row, (new, most) in enumerate(zip(ids, wanted, strict=True)):
-            held = self.cache.counts[row]
-            if held + len(new) > self.cache.capacity:
-                raise ValueError(
-                    f"row {row} holds {held} tokens and is to read {len(new)} more, but its cache has room for {self.cache.capacity}; "
-                    "ask for a larger capacity"
-                )
             if not 0 <= most <= len(new):
                 raise ValueError(f"row {row} reads {len(new)} tokens, and the logits of {most} are wanted; expected 0 to all of them")
         found = [torch.empty(0, self.runner.shape.vocabulary, device=self.device) for _ in ids]

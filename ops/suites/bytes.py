@@ -18,7 +18,7 @@ def bytes(protocol: Bytes, subject: Subject, *, reference: Path | None, experime
         return kv_bytes_per_token(*kv_shape(json.loads((checkpoint / "config.json").read_text())), kv_format or protocol.kv_dtype)
 
     own = artifact_bytes(subject.checkpoint)
-    draft_checkpoint, draft_kv = subject.draft[3:5] if subject.draft else (None, None)
+    draft_checkpoint, draft_kv = (subject.draft.checkpoint, subject.draft.kv_format) if subject.draft else (None, None)
     shared = draft_checkpoint == subject.checkpoint
     draft_bytes = artifact_bytes(draft_checkpoint).size_bytes if draft_checkpoint and not shared else 0
     metrics = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.ops.suites.subject import Result, Subject, device, metric, tokenizer_of
+from assay.ops.suites.subject import Result, Subject, eos_ids, metric, runner_of, tokenizer_of
 from assay.schemas.protocols import Constrained
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def constrained(protocol: Constrained, subject: Subject, *, reference: Path | No
             error.add_note(f"in prompt {index}, {question.prompt[:80]!r}")
             raise
     languages = [language(each, max_tokens=protocol.max_new_tokens, limit=protocol.exact_prefixes) for each in constraints]
-    runner = _runner(subject.checkpoint, protocol.dtype)
+    runner = runner_of(subject.checkpoint, protocol.dtype)
     found: list[dict[str, float | None]] = []
     told = []
     for index, (question, prompt, constraint, whole) in enumerate(zip(questions, prompts, constraints, languages, strict=True)):
@@ -88,22 +88,11 @@ def continuations(
     return next_logits
 
 
-def _runner(checkpoint: Path, dtype: str) -> Any:
-    import torch
-
-    from assay.kernels.engine import open_runner
-
-    return open_runner(checkpoint, dtype=getattr(torch, dtype), device=device())
-
-
 def _head(checkpoint: Path, tokenizer: Any) -> tuple[int, frozenset[int]]:
     """How many logits the model has, and the ids that end a text, without reading a weight."""
     config = json.loads((checkpoint / "config.json").read_text())
-    config = config.get("text_config", config)
-    generation = checkpoint / "generation_config.json"
-    eos = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
-    eos = next((known for known in (eos, config.get("eos_token_id"), tokenizer.eos_token_id) if known is not None), [])
-    return config["vocab_size"], frozenset([eos] if isinstance(eos, int) else eos)
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return config.get("text_config", config)["vocab_size"], eos_ids(checkpoint) or frozenset(own)
 
 
 def _constraint(tokenizer: Any, question: "Question", head_size: int, eos: frozenset[int]) -> "Constraint":

@@ -25,7 +25,7 @@ class Subject(NamedTuple):
 
     checkpoint: Path
     kv_format: str | None
-    draft: tuple[Any, ...] | None  # a DraftOf
+    draft: DraftOf | None
     base: Path
 
 
@@ -105,7 +105,8 @@ def eos_ids(checkpoint: Path) -> frozenset[int]:
     """All ids that end a text, by the generation config, or else by the config."""
     for name in ("generation_config.json", "config.json"):
         file = checkpoint / name
-        eos = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        config = json.loads(file.read_text()) if file.is_file() else {}
+        eos = config.get("text_config", config).get("eos_token_id")
         if eos is not None:
             return frozenset([eos] if isinstance(eos, int) else eos)
     return frozenset()
@@ -122,7 +123,7 @@ def draft_of(subject: Subject, dtype: str) -> tuple[Any, Any]:
 
     if subject.draft is None:
         raise ValueError("this is measured of a variant with a draft; this one has none")
-    draft = DraftOf(*subject.draft)
+    draft = subject.draft
     gamma = draft.tokens if draft.adapt_cost is None else Adaptive(draft.adapt_cost, most=draft.tokens)
     if draft.method == "ngram":
         assert draft.ngram is not None

@@ -8,7 +8,7 @@ import torch
 from assay.ops.measure import measure
 from assay.ops.suites import subject as module
 from assay.ops.suites.divergence import _base_head, reference
-from assay.ops.suites.subject import Subject
+from assay.ops.suites.subject import DraftOf, Subject
 from assay.schemas.protocols import METRICS, Acceptance, Bytes, Divergence, Speculation, Speed
 from assay.schemas.sampling import SamplingSpec
 from assay.schemas.steps import PruneDepth, Quantize, Text
@@ -136,7 +136,7 @@ def test_a_quantized_cache_diverges_and_a_draft_does_not(base, tmp_path, experim
         values(measure(DIVERGENCE, Subject(base, kv, draft, base), reference=tmp_path / "ref", experiment_dir=experiment_dir))[
             "kl_mean_nats"
         ]
-        for kv, draft in (("int8", None), (None, ("ngram", 4, 3, None, None)))
+        for kv, draft in (("int8", None), (None, DraftOf("ngram", 4, 3, None, None)))
     )
     assert cached > 1e-5 and abs(drafted) < 1e-7
 
@@ -160,14 +160,14 @@ def test_bytes_count_the_draft_and_the_cache_apart(base, tmp_path):
     alone = checked(measure(Bytes(), Subject(small, None, None, base), reference=None, experiment_dir=None), Bytes())
     assert alone["draft_bytes"] == 0 and alone["size_bytes"] == alone["weight_bytes"] and alone["quantized_bits_per_weight"] == 4.5
     assert alone["kv_bytes_per_token"] == 2 * 4 * 2 * 16 * 2
-    drafted = Subject(base, "int8", ("variant", 3, None, small, "fp8_e4m3"), base)
+    drafted = Subject(base, "int8", DraftOf("variant", 3, None, small, "fp8_e4m3"), base)
     found = checked(measure(Bytes(), drafted, reference=None, experiment_dir=None), Bytes())
     assert found["draft_bytes"] == alone["weight_bytes"] and found["size_bytes"] == found["weight_bytes"] + found["draft_bytes"]
     assert found["kv_bytes_per_token"] == 2 * 4 * 2 * (16 + 2) and found["draft_kv_bytes_per_token"] == 2 * 4 * 2 * 16
-    ngram = values(measure(Bytes(), Subject(base, None, ("ngram", 4, 3, None, None), base), reference=None, experiment_dir=None))
+    ngram = values(measure(Bytes(), Subject(base, None, DraftOf("ngram", 4, 3, None, None), base), reference=None, experiment_dir=None))
     assert ngram["draft_bytes"] == 0 and "draft_kv_bytes_per_token" not in ngram and "quantized_bits_per_weight" not in ngram
     assert (
-        values(measure(Bytes(), Subject(base, None, ("variant", 3, None, base, None), base), reference=None, experiment_dir=None))[
+        values(measure(Bytes(), Subject(base, None, DraftOf("variant", 3, None, base, None), base), reference=None, experiment_dir=None))[
             "draft_bytes"
         ]
         == 0
@@ -177,13 +177,13 @@ def test_bytes_count_the_draft_and_the_cache_apart(base, tmp_path):
 ACCEPTANCE = Acceptance(text=TEXT, prompts=3, prompt_tokens=16, new_tokens=20)
 
 
-@pytest.mark.parametrize("draft", [("ngram", 4, 3, None, None), "same", "pruned"])
+@pytest.mark.parametrize("draft", [DraftOf("ngram", 4, 3, None, None), "same", "pruned"])
 @pytest.mark.parametrize("kv", [None, "int8"])
 def test_greedy_speculation_gives_the_tokens_of_plain_decoding(base, tmp_path, experiment_dir, draft, kv):
     if draft == "same":
-        draft = ("variant", 4, None, base, kv)
+        draft = DraftOf("variant", 4, None, base, kv)
     elif draft == "pruned":
-        draft = ("variant", 4, None, applied(PruneDepth(layers=1), base, tmp_path / "draft"), None)
+        draft = DraftOf("variant", 4, None, applied(PruneDepth(layers=1), base, tmp_path / "draft"), None)
     result = measure(ACCEPTANCE, Subject(base, kv, draft, base), reference=None, experiment_dir=experiment_dir)
     found = checked(result, ACCEPTANCE)
     assert found["greedy_mismatches"] == 0 and result.notes["near_ties"] == 0
@@ -205,13 +205,15 @@ def test_a_wrong_verification_would_be_counted(base, experiment_dir, monkeypatch
         return [each._replace(tokens=[(each.tokens[0] + 1) % 97, *each.tokens[1:]]) for each in done]
 
     monkeypatch.setattr(speculate, "speculative_generate", wrong)
-    result = measure(ACCEPTANCE, Subject(base, None, ("ngram", 4, 3, None, None), base), reference=None, experiment_dir=experiment_dir)
+    result = measure(
+        ACCEPTANCE, Subject(base, None, DraftOf("ngram", 4, 3, None, None), base), reference=None, experiment_dir=experiment_dir
+    )
     assert values(result)["greedy_mismatches"] == 3 and [each["position"] for each in result.notes["parted"]] == [0, 0, 0]
 
 
 def test_sampled_speculation_has_rates_and_no_mismatches(base, experiment_dir):
     protocol = ACCEPTANCE.model_copy(update={"sampling": SamplingSpec(temperature=1.0)})
-    subject = Subject(base, None, ("variant", 2, None, base, None), base)
+    subject = Subject(base, None, DraftOf("variant", 2, None, base, None), base)
     first, again = (checked(measure(protocol, subject, reference=None, experiment_dir=experiment_dir), protocol) for _ in range(2))
     assert "greedy_mismatches" not in first and first == again
     assert first["acceptance_rate"] > 0.95
@@ -219,7 +221,9 @@ def test_sampled_speculation_has_rates_and_no_mismatches(base, experiment_dir):
 
 def test_proposals_that_adapt_are_as_exact_and_fewer_where_little_is_accepted(base, experiment_dir):
     fixed, adapted = (
-        measure(ACCEPTANCE, Subject(base, None, ("ngram", 8, 1, None, None, *more), base), reference=None, experiment_dir=experiment_dir)
+        measure(
+            ACCEPTANCE, Subject(base, None, DraftOf("ngram", 8, 1, None, None, *more), base), reference=None, experiment_dir=experiment_dir
+        )
         for more in ((), (0.3,))
     )
     assert values(adapted)["greedy_mismatches"] == 0
@@ -230,7 +234,9 @@ def test_proposals_that_adapt_are_as_exact_and_fewer_where_little_is_accepted(ba
 def test_acceptance_is_the_overlap_within_what_chance_allows(base, tmp_path, experiment_dir):
     draft = applied(PruneDepth(layers=1), base, tmp_path / "draft")
     protocol = ACCEPTANCE.model_copy(update={"sampling": SamplingSpec(temperature=1.0), "prompts": 12, "new_tokens": 40})
-    result = measure(protocol, Subject(base, None, ("variant", 3, None, draft, None), base), reference=None, experiment_dir=experiment_dir)
+    result = measure(
+        protocol, Subject(base, None, DraftOf("variant", 3, None, draft, None), base), reference=None, experiment_dir=experiment_dir
+    )
     found = checked(result, protocol)
     row = next(row for row in result.metrics if row["metric"] == "acceptance_minus_expected")
     assert found["acceptance_when_reached"] - found["expected_acceptance"] == pytest.approx(row["value"], abs=1e-9)
@@ -248,7 +254,7 @@ def test_a_copy_prompt_begins_its_passage_again(base, experiment_dir):
 def test_a_draft_that_proposes_nothing_has_no_rate(base, tmp_path):
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "abcdefgh"}))
     protocol = ACCEPTANCE.model_copy(update={"prompts": 1, "prompt_tokens": 8, "new_tokens": 2})
-    result = measure(protocol, Subject(base, None, ("ngram", 1, 1, None, None), base), reference=None, experiment_dir=tmp_path)
+    result = measure(protocol, Subject(base, None, DraftOf("ngram", 1, 1, None, None), base), reference=None, experiment_dir=tmp_path)
     row = next(row for row in result.metrics if row["metric"] == "acceptance_rate")
     assert row["value"] is None and row["status"] == "not_finite" and row["message"] == "no token was proposed" and row["n"] == 0
 
@@ -276,13 +282,15 @@ def test_speed_has_prefill_and_decode_apart_with_what_disturbed_them(base, exper
 
 
 def test_speed_of_a_draft_is_taken_with_and_without_it(base, experiment_dir):
-    result = measure(SPEED, Subject(base, None, ("ngram", 3, 2, None, None), base), reference=None, experiment_dir=experiment_dir)
+    result = measure(SPEED, Subject(base, None, DraftOf("ngram", 3, 2, None, None), base), reference=None, experiment_dir=experiment_dir)
     assert set(checked(result, SPEED)) == {"prefill_tok_s", "decode_tok_s", "decode_no_draft_tok_s", "peak_rss_bytes"}
 
 
 def test_what_a_speedup_is_made_of(base, experiment_dir):
     protocol = Speculation(text=TEXT, prompt="copy", prompt_tokens=12, new_tokens=9, batches=(1, 2), repeats=2)
-    result = measure(protocol, Subject(base, "int8", ("variant", 3, None, base, None), base), reference=None, experiment_dir=experiment_dir)
+    result = measure(
+        protocol, Subject(base, "int8", DraftOf("variant", 3, None, base, None), base), reference=None, experiment_dir=experiment_dir
+    )
     found = checked(result, protocol)
     assert found["draft_cost_ratio"] > 0 and found["verify_cost_ratio"] > 0 and 1 <= found["best_gamma"] <= 16
     assert result.notes["alpha"] == 1 and result.notes["gamma"] == 3  # it drafts for itself
@@ -300,5 +308,5 @@ def test_protocols_of_one_variant_share_a_loaded_model(base, experiment_dir, mon
     loads, load = [], engine.open_runner
     monkeypatch.setattr(engine, "open_runner", lambda directory, **options: loads.append(directory) or load(directory, **options))
     for protocol in (SPEED, ACCEPTANCE):
-        measure(protocol, Subject(base, None, ("ngram", 3, 2, None, None), base), reference=None, experiment_dir=experiment_dir)
+        measure(protocol, Subject(base, None, DraftOf("ngram", 3, 2, None, None), base), reference=None, experiment_dir=experiment_dir)
     assert loads == [base]

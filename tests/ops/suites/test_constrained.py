@@ -11,7 +11,7 @@ import torch
 from assay.ops.measure import measure
 from assay.ops.suites import constrained as module
 from assay.ops.suites import subject as opening
-from assay.ops.suites.subject import Subject
+from assay.ops.suites.subject import DraftOf, Subject
 from assay.schemas.protocols import METRICS, Constrained, ConstrainedPrompt
 
 ROW = {"metric", "slice_kind", "slice", "value", "unit", "n", "standard_error", "status", "message", "threads", "path", "other_cpu_share"}
@@ -202,14 +202,15 @@ def test_the_greedy_answers_are_those_of_full_forwards(base):
 def test_a_quantized_cache_is_used_and_a_draft_is_not(base):
     question = asked({"prompt": "Say it:", "regex": "[AB]B?"})
     plain, cached, drafted = (
-        values(run(question, base, kv=kv, draft=draft)) for kv, draft in ((None, None), ("int8", None), (None, ("ngram", 4, 3, None, None)))
+        values(run(question, base, kv=kv, draft=draft))
+        for kv, draft in ((None, None), ("int8", None), (None, DraftOf("ngram", 4, 3, None, None)))
     )
     assert cached != plain == drafted
 
 
 def test_continuations_are_those_of_full_forwards_in_any_number_and_order(base):
     prompt = [5, 17, 90, 3, 44]
-    asked_for = module.continuations(module._runner(base, "float32"), prompt, longest=40, kv_format=None)
+    asked_for = module.continuations(module.runner_of(base, "float32"), prompt, longest=40, kv_format=None)
     texts = [(), *product((7, 8), repeat=4), (9,) * 40, (), (7,), tuple(range(3, 36))]
     random.Random(0).shuffle(texts)
     logits = asked_for(texts)
