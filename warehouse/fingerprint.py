@@ -13,7 +13,7 @@ lists them, relative to itself, in a top-level ``FINGERPRINT_FILES = ("kernel.cp
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,6 +86,13 @@ class Codebase:
         if symbol and symbol not in first.binders:
             known = ", ".join(sorted(each for each in first.binders if not each.startswith("_"))[:12])
             raise FingerprintError(f"{name} has no top-level name {symbol!r}; it has {known or 'none'}")
+        met: dict[str, Module | None] = {}  # one look at the disk for a module, however many import it
+
+        def module_of(name: str, *, asked_by: str) -> Module | None:
+            if name not in met:
+                met[name] = self._module(name, asked_by=asked_by)
+            return met[name]
+
         chosen: dict[str, tuple[Module, set[int]]] = {}
         pending = [(first, symbol or ALL)]
         seen: set[tuple[str, str]] = set()
@@ -98,21 +105,21 @@ class Codebase:
             already = chosen.setdefault(module.name, (module, set()))[1]
             for index in reached - already:
                 for each in module.statements[index].imports:
-                    pending += self._resolve(each, asked_by=module.name)
+                    pending += self._resolve(each, module_of, asked_by=module.name)
             already |= reached
         return [chosen[name] for name in sorted(chosen)]
 
-    def _resolve(self, target: Import, *, asked_by: str) -> Iterator[tuple[Module, str]]:
+    def _resolve(self, target: Import, module_of: Callable[..., Module | None], *, asked_by: str) -> Iterator[tuple[Module, str]]:
         """The modules that an import runs, each with the name that it wants of it."""
         if target.module != self.package and not target.module.startswith(f"{self.package}."):
             return
         for parent in _parents(target.module):  # their __init__.py runs as well, where there is one
-            if (found := self._module(parent, asked_by=asked_by)) is not None:
+            if (found := module_of(parent, asked_by=asked_by)) is not None:
                 yield found, ALL
-        found = self._module(target.module, asked_by=asked_by)
+        found = module_of(target.module, asked_by=asked_by)
         if target.name is not None and (found is None or found.path.name == "__init__.py"):
             if self._exists(f"{target.module}.{target.name}"):
-                submodule = self._module(f"{target.module}.{target.name}", asked_by=asked_by)
+                submodule = module_of(f"{target.module}.{target.name}", asked_by=asked_by)
                 if submodule is not None:
                     yield submodule, ALL
             elif found is None:

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -243,5 +244,12 @@ class _Reader:
         """Names inside the quoted parts of an annotation."""
         for node in ast.walk(annotation):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                with suppress(SyntaxError, ValueError):
-                    self.uses |= {each.id for each in ast.walk(ast.parse(node.value, mode="eval")) if isinstance(each, ast.Name)}
+                self.uses |= _quoted_names(node.value)
+
+
+@cache
+def _quoted_names(text: str) -> frozenset[str]:
+    """The names in the quoted part of an annotation, none where it is a shape and no expression; the same few come again and again."""
+    with suppress(SyntaxError, ValueError):
+        return frozenset(each.id for each in ast.walk(ast.parse(text, mode="eval")) if isinstance(each, ast.Name))
+    return frozenset()

@@ -50,7 +50,8 @@ def bench(root: Path, processes: int, facts: int) -> bool:
     print(
         f"{processes} processes × {facts} appends: {total} facts, {'none lost or doubled' if right else f'WRONG: {seen}, exit codes {failed}'}"
     )
-    print(f"appends: {(total - started_with) / took:.0f} a second, {1000 * took * processes / (total - started_with):.1f} ms each")
+    timed = total - started_with
+    print(f"appends: {timed / took:.0f} a second, {1000 * took * processes / timed:.1f} ms each" if timed else "appends: done before the reader was")
     print(f"reader: {len(waits)} polls, longest {max(waits, default=0):.2f} s; {last:.2f} s for {total} files with nobody writing")
     merged = time.perf_counter()
     FactStore(root).compact(older_than=datetime.now(UTC) - datetime.now(UTC), threshold=0)
