@@ -51,7 +51,11 @@ def bench(root: Path, processes: int, facts: int) -> bool:
         f"{processes} processes × {facts} appends: {total} facts, {'none lost or doubled' if right else f'WRONG: {seen}, exit codes {failed}'}"
     )
     timed = total - started_with
-    print(f"appends: {timed / took:.0f} a second, {1000 * took * processes / timed:.1f} ms each" if timed else "appends: done before the reader was")
+    print(
+        f"appends: {timed / took:.0f} a second, {1000 * took * processes / timed:.1f} ms each"
+        if timed
+        else "appends: done before the reader was"
+    )
     print(f"reader: {len(waits)} polls, longest {max(waits, default=0):.2f} s; {last:.2f} s for {total} files with nobody writing")
     merged = time.perf_counter()
     FactStore(root).compact(older_than=datetime.now(UTC) - datetime.now(UTC), threshold=0)
