@@ -125,6 +125,17 @@ def sylvester(order: int) -> Int8[Tensor, "order order"]:
     return matrix
 
 
+def span(width: int, block: int | None) -> int:
+    """How many channels of ``width`` are turned together.
+
+    Raises:
+        ValueError: the block does not divide the width.
+    """
+    if block is not None and (block < 1 or width % block):
+        raise ValueError(f"block={block} does not divide the {width} channels; a divisor with a Hadamard matrix would work")
+    return block or width
+
+
 def factors(size: int) -> tuple[int, int]:
     """The two orders, about equal, whose matrices multiply (Kronecker) to that of ``size``: m · 2^i and 2^(a - i)."""
     least, twos = core(size), size // core(size)
@@ -141,10 +152,7 @@ def factor(order: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor
 
 
 def _turn(x: Float[Tensor, "*batch size"], block: int | None) -> Float[Tensor, "*batch size"]:
-    size = x.shape[-1]
-    if block is not None and (block < 1 or size % block):
-        raise ValueError(f"block={block} does not divide the {size} channels; a divisor with a Hadamard matrix would work")
-    left, right = factors(block or size)
+    left, right = factors(span(x.shape[-1], block))
     dtype = x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
     turned = x.to(dtype).reshape(-1, right) @ factor(right, dtype, x.device)
     if left > 1:
