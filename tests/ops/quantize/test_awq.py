@@ -70,7 +70,7 @@ def test_errors_are_those_of_the_parents_output_and_of_the_matrix_alone(tl8):
     """Worked again from the definition: round W s, divide by s, run self_attn; and the product itself for down."""
     model = copy.deepcopy(tl8)
     chosen = {pair.name: pair for pair in pairs(model) if pair.name.startswith("model.layers.0.")}
-    found = awq(copy.deepcopy(model), IDS, THREE, clip=False)
+    found = awq(copy.deepcopy(model), IDS, dict.fromkeys([name for pair in chosen.values() for name in pair.readers], THREE), clip=False)
 
     def outputs(model, name):
         seen = []
@@ -113,11 +113,12 @@ def test_scales_do_not_depend_on_sign_or_unit(seed, alpha, size):
 def test_pad_tokens_on_either_side_enter_no_mean_and_no_error(make_decoder):
     model = make_decoder("llama")
     model.model.embed_tokens.weight[0] *= 50  # the pad token
+    formats = dict.fromkeys([name for name in experts.weights(model) if ".layers.0." in name or ".layers.3." in name], THREE)
     results = []
     for at in (slice(18, 30), slice(0, 12)):
         ids, real = torch.zeros(2, 30, dtype=torch.long), torch.zeros(2, 30, dtype=torch.bool)
         ids[0], real[0], ids[1, at], real[1, at] = IDS[0], True, IDS[1, :12], True
-        results.append(awq(copy.deepcopy(model), ids, THREE, real=real))
+        results.append(awq(copy.deepcopy(model), ids, formats, real=real))
     left, right = results
     seen = []
     for text in (IDS[:1], IDS[1:2, :12]):
@@ -128,12 +129,13 @@ def test_pad_tokens_on_either_side_enter_no_mean_and_no_error(make_decoder):
     for name, each in left.pairs.items():
         assert each.unscaled == pytest.approx(right.pairs[name].unscaled, rel=1e-2), name
     assert torch.allclose(first.scales, right.pairs["model.layers.0.norm_qkv"].scales, rtol=1e-4)
-    as_text = awq(copy.deepcopy(model), ids, THREE).pairs["model.layers.0.norm_qkv"]
+    as_text = awq(copy.deepcopy(model), ids, formats).pairs["model.layers.0.norm_qkv"]
     assert as_text.unscaled != pytest.approx(first.unscaled, rel=0.05)
 
 
 def test_both_ways_of_scaling_are_never_worse_than_either(tl8):
-    errors = {duo: awq(copy.deepcopy(tl8), IDS[:2], THREE, duo=duo, clip=False).pairs for duo in ("off", "on", "both")}
+    formats = dict.fromkeys([name for name in experts.weights(tl8) if ".layers.0." in name], THREE)
+    errors = {duo: awq(copy.deepcopy(tl8), IDS[:2], formats, duo=duo, clip=False).pairs for duo in ("off", "on", "both")}
     for name in ("model.layers.0.norm_qkv", "model.layers.0.norm_mlp"):  # the same inputs
         least = min(errors["off"][name].error, errors["on"][name].error)
         assert errors["both"][name].error == pytest.approx(least, rel=1e-4)
