@@ -20,7 +20,9 @@ FORMATS = ("int8", "int4", "fp8_e4m3")
 
 
 class Activations(NamedTuple):
-    """How the input of a layer is rounded: ``token`` measures each token's range as it comes, ``tensor`` uses ``scale`` (and ``zero``) of calibration.
+    """How the input of a layer is rounded.
+
+    Per ``token`` each token's range is measured as it comes; per ``tensor`` it is ``scale`` (and ``zero``) of calibration.
 
     ``clip`` is the share of the range that is kept, 0 to 1. fp8 is symmetric.
     """
@@ -36,10 +38,11 @@ class Activations(NamedTuple):
 def quantize_activations(values: Float[Tensor, "*tokens channels"], how: Activations) -> Float[Tensor, "*tokens channels"]:
     """``values`` as they are after rounding, in their own dtype; the arithmetic is float32.
 
-    With the last and first code of b bits, 2^(b-1) - 1 and -2^(b-1), and the range kept, max and min of x times ``clip``, of a token or of calibration:
+    With c cutting off at the first and last code of b bits, -2^(b-1) and 2^(b-1) - 1, and max and min of a token or of calibration, times
+    ``clip``:
 
-        symmetric integers    s = max|x| / ((2^b - 1) / 2)             x̂ = s clamp(round(x / s))
-        asymmetric integers   s = (max(x, 0) - min(x, 0)) / (2^b - 1)  z = round(-2^(b-1) - min(x, 0) / s)   x̂ = s (clamp(round(x / s) + z) - z)
+        symmetric integers    s = max|x| / ((2^b - 1) / 2)             x̂ = s c(round(x / s))
+        asymmetric integers   s = (max(x, 0) - min(x, 0)) / (2^b - 1) z = round(-2^(b-1) - min(x, 0) / s) x̂ = s (c(round(x / s) + z) - z)
         fp8 e4m3              s = max|x| / 448                         x̂ = s e4m3(clamp(x / s, ±448))
 
     A token of zeros stays zeros; NaN stays NaN, and only in its own token.
@@ -47,8 +50,8 @@ def quantize_activations(values: Float[Tensor, "*tokens channels"], how: Activat
     Raises:
         ValueError: :func:`require_valid`.
     Source:
-        Per token and static: Xiao et al. 2022 (SmoothQuant), §2, arXiv:2211.10438. The clip: Ashkboos et al. 2024 (QuaRot), §4, arXiv:2404.00456.
-        The symmetric step spreads all 2^b codes, as ``grid.fit`` does for weights; theirs leaves one unused.
+        Per token and static: Xiao et al. 2022 (SmoothQuant), §2, arXiv:2211.10438. The clip: Ashkboos et al. 2024 (QuaRot), §4,
+        arXiv:2404.00456. The symmetric step spreads all 2^b codes, as ``grid.fit`` does for weights; theirs leaves one unused.
     """
     require_valid(how)
     numbers = values.float()
@@ -93,7 +96,7 @@ def calibrate(
     """``how`` per tensor, with the range that each layer's input has over the real tokens of ``windows``.
 
     Args:
-        keep: the quantile of \\|x\\| that the range ends at, to within 1 % of its value; 1 is the largest.
+        keep: the quantile of |x| that the range ends at, to within 1 % of its value; 1 is the largest.
     Raises:
         ValueError: no window, a name that is no linear layer, or an input that is not finite.
     """
@@ -166,7 +169,7 @@ def watch_inputs(
     *,
     real: Bool[Tensor, "windows length"] | None = None,
 ) -> None:
-    """Run the body of the model over the windows and hand ``take`` what each named module reads: float32 [tokens, channels], real tokens only.
+    """Run the body of the model over the windows and hand ``take`` what each named module reads at real tokens: float32 [tokens, channels].
 
     Args:
         names: modules whose first argument has one row a token; of a module that is no part of the model's body nothing comes.

@@ -23,7 +23,7 @@ SMALLEST = 1e-4  # of a salience, relative to the largest
 
 
 class Scaled(NamedTuple):
-    """What the search found for one pair: ``alpha`` (None: no scale was better than 1), its scales, and the mean squared error at the output.
+    """What the search found for one pair: ``alpha`` (None: no scale was better than 1), its scales, and mean squared errors of the output.
 
     ``error`` is that with the scales, ``unscaled`` that of rounding without; both over real tokens, in the output's unit squared.
     """
@@ -36,7 +36,7 @@ class Scaled(NamedTuple):
 
 
 class Awq(NamedTuple):
-    """The scales that were folded, by pair; the share of each group's range to keep, by layer; and experts that no token reached, left as they were."""
+    """The scales that were folded, by pair; the share of each group's range to keep, by layer; and experts that no token reached."""
 
     pairs: dict[str, Scaled]
     shrink: dict[str, Float[Tensor, "blocks groups"]]
@@ -58,28 +58,28 @@ def awq(
 ) -> Awq:
     """Search the scales of each pair and fold them into the model, in place, and then the range of each layer; logits stay the same.
 
-    Of each pair, with x̄ = mean \\|x\\| of a channel over real tokens and w̄ = mean over the rows of \\|w\\| relative to the largest of its row:
+    Of each pair, with x̄ = mean |x| of a channel over real tokens and w̄ = mean over the rows of |w| relative to the largest of its row:
 
         s = x̄^α  or, duo,  x̄^α / w̄^(1 - α),    s ← s / √(max s · min s),    α = 0, 1/20, … 19/20
 
-    and the s that makes ‖f(x; W) - f(x; Ŵ)‖² least, Ŵ = round(W s) / s, is kept if it is better than s = 1. f is all of self_attn for q, k and v, all of
-    the MLP (or mixture) for gate and up, and the matrix alone for o and down. The weights are set back after each trial.
+    and the s that makes ‖f(x; W) - f(x; Ŵ)‖² least, Ŵ = round(W s) / s, is kept if it is better than s = 1. f is all of self_attn for q, k
+    and v, all of the MLP (or mixture) for gate and up, and the matrix alone for o and down. The weights are set back after each trial.
 
     Args:
         windows: token ids.
-        formats: in which the weights will be rounded, one or by the name of the weight; a reader without a format is scaled and not rounded,
-            and a pair without any is left.
+        formats: in which the weights will be rounded, one or by the name of the weight; a reader without a format is scaled and not
+            rounded, and a pair without any is left.
         real: False at padding.
         kinds: of ``smooth.pairs``; v → o has one scale for the query heads that share a key-value head.
-        salience: ``weight`` puts mean \\|w\\| of the column in the place of x̄: the control that shows what the activations are good for.
+        salience: ``weight`` puts mean |w| of the column in the place of x̄: the control that shows what the activations are good for.
         clip: search ranges by :func:`output_mse` after the scales, of all layers but q and k.
         batch: windows a forward.
     Raises:
         ValueError: a format that does not fit (a note names the layer), no format at all, no window, or pairs that are not known.
     Source:
-        Lin et al. 2023, §3.2, arXiv:2306.00978, and its published code for parents, normalization and clip; duo scaling is of a later library. Theirs
-        compares o and down over the tokens, here by their Gram matrix XᵀX, which gives the same number over all of them. Theirs takes x̄ below 1e-4 as
-        1e-4 whatever the unit; here it is 1e-4 of the largest.
+        Lin et al. 2023, §3.2, arXiv:2306.00978, and its published code for parents, normalization and clip; duo scaling is of a later
+        library. Theirs compares o and down over the tokens, here by their Gram matrix XᵀX, which gives the same number over all of them.
+        Theirs takes x̄ below 1e-4 as 1e-4 whatever the unit; here it is 1e-4 of the largest.
     """
     every, matrices = pairs(model, kinds), tensors(model)
     known = dict.fromkeys(experts.weights(model), formats) if isinstance(formats, Format) else dict(formats)
@@ -115,7 +115,8 @@ def awq(
 def output_mse(
     weight: Float[Tensor, "rows cols"], gram: Float[Tensor, "cols cols"], format: Format, *, least: float = 0.5, steps: int = 20
 ) -> Float[Tensor, "blocks groups"]:
-    """The share of each group's range that makes the error of the group's part of the output least, from 1 down to ``least``; of equal ones the largest.
+    """The share of each group's range that makes the error of the group's part of the output least, from 1 down to ``least``; of equal ones
+    the largest.
 
     The error of a group is e G eᵀ with e = ŵ - w and G the part of XᵀX that its columns see.
 
@@ -165,7 +166,7 @@ def _positive(values: Tensor) -> Tensor:
 
 
 class _Inputs:
-    """What the layers of a stage read: number of tokens, Σ\\|x\\|, and XᵀX of those in ``grams``; layers that read one input share them."""
+    """What the layers of a stage read: number of tokens, Σ|x|, and XᵀX of those in ``grams``; layers that read one input share them."""
 
     def __init__(self, stage: Stage, grams: Collection[str]) -> None:
         self.count: dict[str, int] = {}
@@ -237,7 +238,7 @@ def _trial(readers: dict[str, Tensor], original: dict[str, Tensor], rounded: dic
 
 
 def _columns(weights: list[Tensor], *, relative: bool) -> Float[Tensor, " channels"]:
-    """mean \\|w\\| of each column over the rows of all, each row relative to its largest if asked."""
+    """mean |w| of each column over the rows of all, each row relative to its largest if asked."""
     rows = torch.cat([weight.float().abs() for weight in weights])
     if relative:
         rows = rows / rows.amax(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
@@ -245,7 +246,7 @@ def _columns(weights: list[Tensor], *, relative: bool) -> Float[Tensor, " channe
 
 
 def _mean_input(calls: list[Call]) -> Float[Tensor, " channels"]:
-    """mean \\|x\\| of what a module is given, over real tokens."""
+    """mean |x| of what a module is given, over real tokens."""
     sums, count = torch.zeros(1), 0
     for call in calls:
         values = call.args[0] if call.args else call.kwargs["hidden_states"]

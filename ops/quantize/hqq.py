@@ -14,12 +14,12 @@ from assay.ops.quantize.grid import Format, Quantized, Scales, decode, encode, f
 def hqq(
     weight: Float[Tensor, "rows cols"], format: Format, *, p: float = 0.7, iterations: int = 20, beta: float = 10.0, kappa: float = 1.01
 ) -> Quantized:
-    """Round a weight with the scales and zero points that alternating steps find for the least Σ\\|w - ŵ\\|^p of each group.
+    """Round a weight with the scales and zero points that alternating steps find for the least Σ|w - ŵ|^p of each group.
 
-    The error is split into an outlier part e, which may be large for few weights, and a quadratic rest. From the min-max grid, with everything in steps
-    of its group, and β growing by κ:
+    The error is split into an outlier part e, which may be large for few weights, and a quadratic rest. From the min-max grid, with
+    everything in steps of its group, and β growing by κ:
 
-        e  ← sign(r) max(\\|r\\| - \\|r\\|^(p-1) / β, 0),  r = w - ŵ
+        e  ← sign(r) max(|r| - |r|^(p-1) / β, 0),  r = w - ŵ
         s  ← ⟨v, w - e⟩ / ⟨v, v⟩,                        v = code - z, the value of each code
         z  ← round(mean(code - (w - e) / s))             asymmetric integers only
         codes ← nearest
@@ -29,14 +29,17 @@ def hqq(
         p: above 0 and at most 1.
         iterations: 0 rounds to nearest.
     Returns:
-        Of each group the best that was met, scales and zeros as they are stored: no group has a larger Σ\\|w - ŵ\\|^p than by rounding to nearest.
+        Of each group the best that was met, scales and zeros as they are stored: no group has a larger Σ|w - ŵ|^p than by rounding to
+        nearest.
     Raises:
-        ValueError: p, β, κ or iterations out of range; scales that are powers of two, e4m3, or in eight bits themselves; or ``fit`` refuses.
+        ValueError: p, β, κ or iterations out of range; scales that are powers of two, e4m3, or in eight bits themselves; or ``fit``
+            refuses.
     Source:
-        Badri & Shaji 2023, "Half-Quadratic Quantization of Large Machine Learning Models". Theirs keeps the scale and solves for a zero point that is
-        a real number. Zero points are integers here, as packed files store them, and rounding theirs at the end undoes its gain: Σ\\|w - ŵ\\|^0.7 of
-        Gaussian, Laplace and Student weights at 2 to 4 bits comes back to 1.000 to 1.001 of rounding to nearest, against 0.78 to 0.97 when the scale is
-        solved for as well. Theirs takes β in the unit of the weight, here it is in steps, so that a rescaled weight has the same codes.
+        Badri & Shaji 2023, "Half-Quadratic Quantization of Large Machine Learning Models". Theirs keeps the scale and solves for a zero
+        point that is a real number. Zero points are integers here, as packed files store them, and rounding theirs at the end undoes its
+        gain: Σ|w - ŵ|^0.7 of Gaussian, Laplace and Student weights at 2 to 4 bits comes back to 1.000 to 1.001 of rounding to nearest,
+        against 0.78 to 0.97 when the scale is solved for as well. Theirs takes β in the unit of the weight, here it is in steps, so that a
+        rescaled weight has the same codes.
     """
     if not 0 < p <= 1 or beta <= 0 or kappa < 1 or iterations < 0:
         raise ValueError(

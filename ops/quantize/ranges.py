@@ -1,6 +1,6 @@
 """How much of each group's range to keep: what is cut off at the ends is clipped, and the rest has finer steps.
 
-Each function gives the ``shrink`` of ``grid.fit``. Not here: the range by the error of a layer's *output*, which needs its inputs (``awq.py``).
+Each function gives the ``shrink`` of ``grid.fit``. Not here: ranges by the error of a layer's *output* (``awq.py``).
 """
 
 import math
@@ -19,9 +19,11 @@ def minmax(weight: Float[Tensor, "rows cols"], format: Format) -> Float[Tensor, 
 
 
 def mse(weight: Float[Tensor, "rows cols"], format: Format, *, least: float = 0.2, steps: int = 40) -> Float[Tensor, "blocks groups"]:
-    """The share of each group's range whose rounding has the least squared error, out of ``steps`` + 1 from 1 down to ``least``; of equal ones the largest.
+    """The share of each group's range whose rounding has the least squared error, out of ``steps`` + 1 from 1 down to ``least``; of equal
+    ones the largest.
 
-    Groups are independent but for nested scales, which are left plain in the search. Ternary scales do not depend on the range, so their share is 1.
+    Groups are independent but for nested scales, which are left plain in the search. Ternary scales do not depend on the range, so their
+    share is 1.
 
     Raises:
         ValueError: no step, or ``least`` outside 0 to 1; or the format does not fit.
@@ -43,7 +45,7 @@ def mse(weight: Float[Tensor, "rows cols"], format: Format, *, least: float = 0.
 
 
 def percentile(weight: Float[Tensor, "rows cols"], format: Format, *, keep: float = 0.999) -> Float[Tensor, "blocks groups"]:
-    """The share of the range up to the ``keep`` quantile of \\|w\\| in its group: the k-th smallest of n over the largest, k = ⌈keep n⌉.
+    """The share of the range up to the ``keep`` quantile of |w| in its group: the k-th smallest of n over the largest, k = ⌈keep n⌉.
 
     A group of zeros keeps its range. A group of n weights loses nothing while ``keep`` is above 1 - 1 / n.
 
@@ -63,7 +65,8 @@ def percentile(weight: Float[Tensor, "rows cols"], format: Format, *, keep: floa
 def gaussian_clip(bits: int) -> float:
     """Where to clip a normal distribution that is rounded to 2^bits even steps, in standard deviations: 2.55 at 4 bits.
 
-    The minimum over c of c² / (3 · 4^bits) + 2 ∫_c^∞ (x - c)² φ(x) dx, rounding and clipping error, is where c / (3 · 4^bits) = 2 (φ(c) - c Q(c)).
+    The minimum over c of c² / (3 · 4^bits) + 2 ∫_c^∞ (x - c)² φ(x) dx, rounding and clipping error, is where
+    c / (3 · 4^bits) = 2 (φ(c) - c Q(c)).
 
     Raises:
         ValueError: less than one bit.

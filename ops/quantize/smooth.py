@@ -22,10 +22,10 @@ SMALLEST = 1e-5  # of SmoothQuant's scales
 
 
 class Pair(NamedTuple):
-    """A ``producer`` (a norm or a matrix) and all the matrices that read its channels, by name as in ``experts.weights``; a router by its module.
+    """A ``producer`` (a norm or a matrix) and all the matrices that read its channels, by name (a router by its module).
 
-    ``parent`` is the module that reads the channels as a whole. Each scale serves ``repeats`` runs of ``run`` input channels: those of the query heads of
-    one key-value head; (1, 1) is one scale an input channel.
+    ``parent`` is the module that reads the channels as a whole. Each scale serves ``repeats`` runs of ``run`` input channels: those of the
+    query heads of one key-value head; (1, 1) is one scale an input channel.
     """
 
     name: str
@@ -49,8 +49,9 @@ class Pair(NamedTuple):
 def pairs(model: PreTrainedModel, kinds: Collection[str] = KINDS) -> list[Pair]:
     """The pairs of these kinds that can be folded exactly, block by block in the order of the computation.
 
-    A norm is listed with every matrix of the module after it but the one that gives its output: q, k and v; or gate and up, and of a mixture those of all
-    experts, of shared ones, and the router. v → o has one scale for each channel of a key-value head. Up → down is a pair for each expert.
+    A norm is listed with every matrix of the module after it but the one that gives its output: q, k and v; or gate and up, and of a
+    mixture those of all experts, of shared ones, and the router. v → o has one scale for each channel of a key-value head. Up → down is a
+    pair for each expert.
 
     Raises:
         ValueError: an unknown kind, or a block whose parts are not named as in Llama, Mistral, Qwen, Gemma and Mixtral.
@@ -155,7 +156,7 @@ def channel_maxima(
     *,
     real: Bool[Tensor, "windows length"] | None = None,
 ) -> dict[str, Float[Tensor, " scales"]]:
-    """max \\|x\\| of what the readers of each pair read, over real tokens, by the pair's name. An expert that no token reached has none."""
+    """max |x| of what the readers of each pair read, over real tokens, by the pair's name. An expert that no token reached has none."""
     watched = {(pair.parent if pair.kind in NORMS else pair.readers[0]): pair for pair in chosen}
     modules = dict(model.named_modules())
     found: dict[str, Tensor] = {}

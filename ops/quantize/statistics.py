@@ -28,7 +28,7 @@ class Massive(NamedTuple):
 
 
 class MassiveAt(NamedTuple):
-    """Massive activations of the residual stream that enters block ``layer``: the window and its positions (of the window, from 0) that have any."""
+    """Massive activations of the residual stream that enters block ``layer``: its window, and positions there from 0."""
 
     layer: int
     window: int
@@ -38,7 +38,7 @@ class MassiveAt(NamedTuple):
 
 
 class OutlierChannels(NamedTuple):
-    """Channels whose largest size is above the bounds, that size over the median channel's at worst, and their share of all channels, 0 to 1."""
+    """Channels whose largest size is above the bounds, that size over the median channel's at worst, and their share, 0 to 1."""
 
     channels: tuple[int, ...]
     worst: float
@@ -101,7 +101,7 @@ def massive_activations(
 def largest_inputs(
     model: PreTrainedModel, windows: Int[Tensor, "windows length"], *, real: Bool[Tensor, "windows length"] | None = None
 ) -> dict[str, Float[Tensor, " channels"]]:
-    """max \\|x\\| of each input channel of each linear layer of the blocks, over real tokens, float32."""
+    """max |x| of each input channel of each linear layer of the blocks, over real tokens, float32."""
     found: dict[str, Tensor] = {}
 
     def take(name: str, values: Tensor) -> None:
@@ -116,7 +116,7 @@ def outlier_channels(largest: Float[Tensor, " channels"], *, above: float = 6.0,
     """Channels whose largest size is above ``above`` and above ``times_median`` times that of the median channel.
 
     Args:
-        largest: max \\|x\\| of each channel, as :func:`largest_inputs` gives it.
+        largest: max |x| of each channel, as :func:`largest_inputs` gives it.
     Source:
         Dettmers et al. 2022 (LLM.int8), §4, arXiv:2208.07339, whose bound is 6; it also asks for a share of the layers and of the tokens.
     """
@@ -128,7 +128,9 @@ def outlier_channels(largest: Float[Tensor, " channels"], *, above: float = 6.0,
 
 
 def snr_db(weight: Float[Tensor, "*shape"], rounded: Float[Tensor, "*shape"]) -> float:
-    """10 log10 of ‖w‖² / ‖w - ŵ‖², in decibels: 6.02 more with each bit of an even step. Infinite if nothing changed, and -infinite if only ŵ is not 0."""
+    """10 log10 of ‖w‖² / ‖w - ŵ‖², in decibels: 6.02 more with each bit of an even step. Infinite if nothing changed, and
+    -infinite if only ŵ is not 0.
+    """
     signal = float(weight.double().square().sum())
     noise = float((weight.double() - rounded.double()).square().sum())
     if noise == 0:
@@ -137,7 +139,7 @@ def snr_db(weight: Float[Tensor, "*shape"], rounded: Float[Tensor, "*shape"]) ->
 
 
 def largest_sigmas(weight: Float[Tensor, "*shape"]) -> float:
-    """max \\|w\\| in root mean squares of w: a Gaussian matrix of 10⁶ weights has about 4.9. 0 for a matrix of zeros."""
+    """max |w| in root mean squares of w: a Gaussian matrix of 10⁶ weights has about 4.9. 0 for a matrix of zeros."""
     numbers = weight.double()
     deviation = float(numbers.square().mean().sqrt())
     return float(numbers.abs().max()) / deviation if deviation else 0.0

@@ -39,7 +39,7 @@ def test_a_massive_activation_worked_by_hand():
 
 
 def test_massive_activations_are_found_at_their_layer_window_and_position(tl8):
-    """A token whose embedding writes a huge channel is massive from the first block on; one that the second block adds, from the third on."""
+    """A token whose embedding writes a huge channel is massive from the first block on."""
     with torch.no_grad():
         tl8.model.embed_tokens.weight[IDS[1, 4], 7] = 5000.0
     found = massive_activations(tl8, IDS, times_median=500)
