@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from assay.ops.models import experts, structure
 from assay.ops.quantize import elements, grid
 from assay.ops.quantize.grid import Format, Quantized, Scales
-from assay.ops.quantize.hessian import full_precision, gather
+from assay.ops.quantize.hessian import cholesky, full_precision, gather
 from assay.ops.quantize.rtn import Rounded
 from assay.ops.quantize.sequential import walk
 
@@ -89,7 +89,7 @@ def gptq_together(
         factor = _factor(hessian.float() if order is None else hessian.float()[order][:, order], damping)
         if factor is None:
             return [_fallback(weight, hessian, format, shrink, damping) for weight, shrink in zip(weights, shrinks, strict=True)]
-        rounding = _Rounding(weights, format, shrinks, order, act_order)
+        rounding = _Rounding(weights, format, shrinks, order, act_order, block)
         _solve(rounding, factor.feedback, block)
     errors = rounding.errors(factor)
     return [Solved(rounding.quantized(part), error, factor.damping, False) for part, error in enumerate(errors)]
@@ -130,8 +130,8 @@ def _factor(hessian: Float[Tensor, "cols cols"], damping: float) -> _Factor | No
     for _ in range(ESCALATIONS):
         added = torch.where(dead, 1.0, damping)
         scaled.diagonal().add_((added - before).flip(0))
-        lower, info = torch.linalg.cholesky_ex(scaled)
-        if not info and lower.diagonal().isfinite().all():
+        lower = cholesky(scaled)
+        if lower is not None:
             feedback = lower.T.flip(0, 1).contiguous()  # R, transposed
             roots = feedback.diagonal().clone()
             feedback /= roots[:, None]
@@ -150,18 +150,25 @@ def _fallback(weight: Tensor, hessian: Tensor, format: Format, shrink: Shrink, d
 class _Rounding:
     """Weights below each other, transposed, so that a column of theirs lies in one piece; columns in the order in which they are rounded.
 
-    ``values`` are the columns with what they make up for, ``codes`` what they are rounded to, ``lost`` is w - ŵ.
+    ``values`` are the columns with what they make up for, ``codes`` what they are rounded to, ``lost`` is w - ŵ (w until then).
     """
 
     def __init__(
-        self, weights: Sequence[Tensor], format: Format, shrinks: Sequence[Shrink], order: Int[Tensor, " cols"] | None, act_order: str
+        self,
+        weights: Sequence[Tensor],
+        format: Format,
+        shrinks: Sequence[Shrink],
+        order: Int[Tensor, " cols"] | None,
+        act_order: str,
+        block: int,
     ) -> None:
         whole = (weights[0] if len(weights) == 1 else torch.cat(list(weights))).T
         cols = len(whole)
         self.format, self.order, self.act_order, self.shrinks = format, order, act_order, shrinks
         self.original = whole.contiguous() if order is None else whole[order]
-        self.values, self.lost = self.original.clone(), torch.zeros_like(self.original)
+        self.values, self.lost = self.original.clone(), self.original.clone()
         self.codes = torch.empty_like(self.original, dtype=torch.int8)
+        self.scratch = self.original.new_empty(block + 1, whole.shape[1])
         ends = torch.tensor([len(weight) for weight in weights]).cumsum(0).tolist()
         self.parts = [slice(end - len(weight), end) for end, weight in zip(ends, weights, strict=True)]
         self.group_size = format.group_size if format.group_size > 0 else cols
@@ -184,12 +191,18 @@ class _Rounding:
         x_j = v_j + Σ_{k<j in the group} (w_k - x_k) F_jk, a triangular system. The paper's loop, which changes all columns to come, has x at hand.
         """
         here = slice(group * self.group_size, (group + 1) * self.group_size)
-        changed = self.values[here] - self.original[here]
-        changed = torch.linalg.solve_triangular(feedback[here, here], changed, upper=False, unitriangular=True).add_(self.original[here])
+        changed = self.original[here]
+        if group:
+            system = torch.linalg.solve_triangular(
+                feedback[here, here], torch.eye(self.group_size, device=feedback.device), upper=False, unitriangular=True
+            )
+            changed = torch.addmm(changed, system, self.values[here] - changed)
         alone, found = self.format._replace(group_size=-1), []
         for part, shrink, factor in zip(self.parts, self.shrinks, self.factors, strict=True):
-            columns = changed[:, part].T.contiguous()
-            found.append(_fit(columns, alone, _at(shrink, columns, alone, group), factor))
+            columns = changed[:, part]
+            if not callable(shrink) and self.format.element != "ternary":  # scales are of the extremes, which pass for the group
+                columns = torch.stack((columns.amin(dim=0), columns.amax(dim=0)))
+            found.append(_fit(columns.T, alone, _at(shrink, columns.T, alone, group), factor))
         self._take(found)
 
     def _take(self, found: list[Scales]) -> None:
@@ -249,29 +262,33 @@ def _solve(rounding: _Rounding, feedback: Float[Tensor, "cols cols"], block: int
 
 
 def _columns(rounding: _Rounding, feedback: Tensor, low: int, high: int) -> None:
-    """Round columns one by one. What each makes up for is one product with the errors of the block, which are zero from the column on."""
-    format = rounding.format
+    """Round columns one by one. What each makes up for is one product with the errors of the block: ``feedback`` is 0 from the column itself on."""
+    format, here = rounding.format, slice(low, high)
     first, last = (-1, 1) if format.element == "ternary" else (format.low, format.high)
-    lost = rounding.lost[low:high]
-    errors, number = lost.T, torch.empty_like(lost[0])
+    integers = format.element in ("int", "ternary")
+    lost, numbers = rounding.lost[here], rounding.scratch[: high - low]
+    errors, rounded = lost.T, rounding.scratch[-1]
     rows = zip(
-        range(low, high), rounding.values[low:high].unbind(0), rounding.original[low:high].unbind(0), rounding.codes[low:high].unbind(0),
-        lost.unbind(0), feedback[low:high, low:high].unbind(0), strict=True,
-    )  # fmt: skip
-    for column, value, original, codes, error, weights in rows:
-        group = rounding.group_of[column]
+        rounding.group_of[here],
+        rounding.values[here].unbind(0),
+        numbers.unbind(0),
+        lost.unbind(0),
+        feedback[here, here].unbind(0),
+        strict=True,
+    )
+    for group, value, number, error, weights in rows:
         step = rounding.steps[group]
         value.addmv_(errors, weights)
         torch.div(value, step, out=number)
-        if format.element not in ("int", "ternary"):
-            codes.copy_(elements.encode(number, format.element))
-            number.copy_(elements.decode(codes, format.element))
+        if not integers:
+            number.copy_(elements.encode(number, format.element))
+            error.addcmul_(elements.decode(number.to(torch.int8), format.element), step, value=-1)
         elif rounding.zeros:
-            codes.copy_(number.round_().add_(rounding.zeros[group]).clamp_(first, last))
-            number.sub_(rounding.zeros[group])
+            number.round_().add_(rounding.zeros[group]).clamp_(first, last)
+            error.addcmul_(torch.sub(number, rounding.zeros[group], out=rounded), step, value=-1)
         else:
-            codes.copy_(number.round_().clamp_(first, last))
-        torch.sub(original, number.mul_(step), out=error)
+            error.addcmul_(number.round_().clamp_(first, last), step, value=-1)
+    rounding.codes[here] = numbers.to(torch.int8)
 
 
 def _fit(weight: Tensor, format: Format, shrink: Any, factor: Tensor | None = None) -> Scales:
@@ -281,6 +298,10 @@ def _fit(weight: Tensor, format: Format, shrink: Any, factor: Tensor | None = No
     size = grid.groups(weight, format).abs().amax(dim=(1, 3)) * shrink
     exact = (size / elements.LARGEST[format.element] * factor).clamp(min=2.0**-9, max=448)
     return Scales(exact.to(torch.float8_e4m3fn), None, factor)
+
+
+def _named(shrink: Any, name: str) -> Shrink:
+    return shrink.get(name, 1.0) if isinstance(shrink, Mapping) else shrink
 
 
 def _at(shrink: Shrink, weight: Tensor, format: Format, group: int | None = None) -> Any:
@@ -298,7 +319,7 @@ def quantize_model(
     real: Tensor | None = None,
     act_order: ActOrder = "static",
     damping: float = 0.01,
-    shrink: Callable[[Tensor, Format], Tensor | float] | float = 1.0,
+    shrink: Callable[[Tensor, Format], Tensor | float] | Mapping[str, Tensor] | float = 1.0,
     true_sequential: bool = True,
     propagate: bool = True,
     batch: int = 8,
@@ -309,7 +330,7 @@ def quantize_model(
         windows: token ids to calibrate on.
         formats: of every weight, or by name; a name without one is left as it is.
         real: False at padding.
-        shrink: how much of its range a group keeps, or how to find it; see ``ranges.py``.
+        shrink: how much of its range a group keeps, by name or of all, or how to find it; see ``ranges.py``.
         true_sequential, propagate, batch: see ``sequential.walk``.
     Returns:
         The codes by name, and a summary: ``tokens`` (real ones), ``coverage``, ``fallbacks`` (rounded to nearest since no damping helped), ``unrouted``
@@ -341,11 +362,13 @@ def quantize_model(
                 weights, format = [stage.weights[name] for name in names], chosen[names[0]]
                 if group not in hessians:
                     for name, weight in zip(names, weights, strict=True):
-                        layers[name] = grid.quantize(weight, format, shrink=_at(shrink, weight, format))
+                        layers[name] = grid.quantize(weight, format, shrink=_at(_named(shrink, name), weight, format))
                     unrouted += names
                 else:
                     hessian = hessians[group].matrix()
-                    solved = gptq_together(weights, hessian, format, act_order=act_order, damping=damping, shrinks=[shrink] * len(names))
+                    solved = gptq_together(
+                        weights, hessian, format, act_order=act_order, damping=damping, shrinks=[_named(shrink, name) for name in names]
+                    )
                     for name, weight, each in zip(names, weights, solved, strict=True):
                         layers[name], wide = each.quantized, weight.float()
                         errors[name] = each.error / max(float(((wide @ hessian) * wide).sum()), 1e-30)

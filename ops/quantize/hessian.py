@@ -1,4 +1,7 @@
-"""The second moment of what a layer reads, H = 2 XᵀX / tokens: the curvature of its squared output error. Not here: what is done with it (``gptq.py``)."""
+"""The second moment of what a layer reads, H = 2 XᵀX / tokens: the curvature of its squared output error; and its factor.
+
+Not here: what is done with it (``gptq.py``).
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +54,23 @@ def gather(stage: Stage) -> dict[Group, Hessian]:
             found[group] = Hessian(inputs.shape[1], inputs.device)
         found[group].add(inputs)
     return found
+
+
+def cholesky(matrix: Float[Tensor, "cols cols"], part: int = 768) -> Float[Tensor, "cols cols"] | None:
+    """The lower factor, or None if there is none. In parts, since LAPACK alone takes twice as long from a thousand columns on."""
+    if len(matrix) <= part:
+        lower, info = torch.linalg.cholesky_ex(matrix)
+        return None if info or not lower.diagonal().isfinite().all() else lower
+    lower = matrix.tril()
+    for low in range(0, len(lower), part):
+        here, below = slice(low, low + part), slice(low + part, None)
+        lower[low:, here].addmm_(lower[low:, :low], lower[here, :low].T, alpha=-1)
+        factor = cholesky(lower[here, here], part)
+        if factor is None:
+            return None
+        lower[here, here] = factor
+        lower[below, here] = torch.linalg.solve_triangular(factor.T, lower[below, here], upper=True, left=False)
+    return lower
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from assay.ops.models import experts
 from assay.ops.quantize.gptq import gptq, gptq_together, quantize_model
 from assay.ops.quantize.grid import Format, Quantized, dequantize, fit, quantize
 from assay.ops.quantize.grid import encode as encode_group
-from assay.ops.quantize.hessian import Hessian
+from assay.ops.quantize.hessian import Hessian, cholesky
 
 FORMATS = {
     "int4": Format(group_size=16),
@@ -313,3 +313,10 @@ def test_an_expert_that_saw_no_token_is_rounded_to_nearest_and_named(make_decode
     assert sorted(rounded.summary["unrouted"]) == [f"{lost}.{part}" for part in ("down_proj", "gate_proj", "up_proj")]
     assert rounded.layers[f"{lost}.up_proj"].codes.equal(quantize(before, Format(group_size=32)).codes)
     assert rounded.summary["coverage"] > 0.95
+
+
+def test_the_factor_in_parts_is_that_of_lapack_and_none_where_there_is_none():
+    matrix = hessian_of(correlated(200, 70)) + 0.1 * torch.eye(70)
+    for part in (16, 35, 70, 100):
+        assert torch.allclose(cholesky(matrix, part), torch.linalg.cholesky(matrix), rtol=1e-4, atol=1e-4)
+        assert cholesky(matrix - 5 * torch.eye(70), part) is None
