@@ -90,7 +90,8 @@ def test_transforms_make_heavy_tails_cheap():
     weight[normal(64, 128, seed=1) > 2.3] *= 20  # one in a hundred
     relative = float((quantize(weight).dense() - weight).square().mean() / weight.square().mean())
     scalar = dequantize(quantize_grid(weight, Format(bits=2, group_size=-1)))
-    assert relative < 0.1 < 0.5 < float((scalar - weight).square().mean() / weight.square().mean())
+    lost = float((scalar - weight).square().mean() / weight.square().mean())
+    assert relative < 0.1 and lost > 1.5 * relative
 
 
 def test_feedback_lowers_the_loss_under_the_hessian_and_a_hessian_without_direction_changes_nothing():
