@@ -123,7 +123,7 @@ def _factor(hessian: Float[Tensor, "cols cols"], damping: float) -> _Factor | No
     diagonal = hessian.diagonal()
     dead = diagonal <= 0
     mean = diagonal[~dead].mean()
-    scaled = (hessian / mean).flip(0, 1)
+    scaled = hessian.flip(0, 1).div_(mean)
     if dead.any():
         scaled[dead.flip(0)], scaled[:, dead.flip(0)] = 0, 0
     before: Tensor | float = 0.0
@@ -150,7 +150,7 @@ def _fallback(weight: Tensor, hessian: Tensor, format: Format, shrink: Shrink, d
 class _Rounding:
     """Weights below each other, transposed, so that a column of theirs lies in one piece; columns in the order in which they are rounded.
 
-    ``values`` are the columns with what they make up for, ``codes`` what they are rounded to, ``lost`` is w - ŵ (w until then).
+    ``values`` are w', the columns with what they make up for, and ``lost`` is w; once rounded, to ``codes``, they are w' - ŵ and w - ŵ.
     """
 
     def __init__(
@@ -165,10 +165,9 @@ class _Rounding:
         whole = (weights[0] if len(weights) == 1 else torch.cat(list(weights))).T
         cols = len(whole)
         self.format, self.order, self.act_order, self.shrinks = format, order, act_order, shrinks
-        self.original = whole.contiguous() if order is None else whole[order]
-        self.values, self.lost = self.original.clone(), self.original.clone()
-        self.codes = torch.empty_like(self.original, dtype=torch.int8)
-        self.scratch = self.original.new_empty(block + 1, whole.shape[1])
+        self.values = whole.clone(memory_format=torch.contiguous_format) if order is None else whole[order]
+        self.lost, self.codes = self.values.clone(), torch.empty_like(self.values, dtype=torch.int8)
+        self.scratch = self.values.new_empty(block + 1, whole.shape[1])
         ends = torch.tensor([len(weight) for weight in weights]).cumsum(0).tolist()
         self.parts = [slice(end - len(weight), end) for end, weight in zip(ends, weights, strict=True)]
         self.group_size = format.group_size if format.group_size > 0 else cols
@@ -191,7 +190,7 @@ class _Rounding:
         x_j = v_j + Σ_{k<j in the group} (w_k - x_k) F_jk, a triangular system. The paper's loop, which changes all columns to come, has x at hand.
         """
         here = slice(group * self.group_size, (group + 1) * self.group_size)
-        changed = self.original[here]
+        changed = self.lost[here]
         if group:
             system = torch.linalg.solve_triangular(
                 feedback[here, here], torch.eye(self.group_size, device=feedback.device), upper=False, unitriangular=True
@@ -232,12 +231,12 @@ class _Rounding:
         return Quantized(codes.T.contiguous(), shared, self.format, order)
 
     def errors(self, factor: _Factor) -> list[float]:
-        """tr(D H Dᵀ) of each weight and the H that was given, from D (H + added) Dᵀ = Σ_j (w'_j - ŵ_j)² R_jj². Uses up the values."""
-        missed = self.values.sub_(self.original).add_(self.lost)
-        squares = [
-            (torch.linalg.vector_norm(missed[:, part], dim=1), torch.linalg.vector_norm(self.lost[:, part], dim=1)) for part in self.parts
-        ]
-        return [max(float(factor.pivots @ each.square() - factor.added @ lost.square()), 0.0) for each, lost in squares]
+        """tr(D H Dᵀ) of each weight and the H that was given, from D (H + added) Dᵀ = Σ_j (w'_j - ŵ_j)² R_jj²."""
+        found = []
+        for part in self.parts:
+            missed, lost = (torch.linalg.vector_norm(each[:, part], dim=1).square() for each in (self.values, self.lost))
+            found.append(max(float(factor.pivots @ missed - factor.added @ lost), 0.0))
+        return found
 
 
 def _solve(rounding: _Rounding, feedback: Float[Tensor, "cols cols"], block: int) -> None:
@@ -280,14 +279,17 @@ def _columns(rounding: _Rounding, feedback: Tensor, low: int, high: int) -> None
         step = rounding.steps[group]
         value.addmv_(errors, weights)
         torch.div(value, step, out=number)
+        level = number
         if not integers:
             number.copy_(elements.encode(number, format.element))
-            error.addcmul_(elements.decode(number.to(torch.int8), format.element), step, value=-1)
+            level = elements.decode(number.to(torch.int8), format.element)
         elif rounding.zeros:
             number.round_().add_(rounding.zeros[group]).clamp_(first, last)
-            error.addcmul_(torch.sub(number, rounding.zeros[group], out=rounded), step, value=-1)
+            level = torch.sub(number, rounding.zeros[group], out=rounded)
         else:
-            error.addcmul_(number.round_().clamp_(first, last), step, value=-1)
+            number.round_().clamp_(first, last)
+        value.addcmul_(level, step, value=-1)
+        error.addcmul_(level, step, value=-1)
     rounding.codes[here] = numbers.to(torch.int8)
 
 
