@@ -52,7 +52,8 @@ def gptq(
         hessian: 2 XᵀX, or a multiple.
         act_order: ``none`` goes from left to right, and takes a group's scales from its columns as they are when it is reached. ``static`` takes the
             columns in order of falling H_jj, with scales of the unchanged weight. ``index`` takes that order too, and groups the columns in it, so that
-            the group of each column is stored (``Quantized.order``), unless a row is one group.
+            the group of each column is stored (``Quantized.order``), unless a row is one group. Scales that are nested or of the whole tensor are
+            taken before the first column in any case.
         damping: share of the mean of the diagonal that is added to the diagonal; ten times as much if the factorization fails, and so on.
         block: columns rounded one by one before a matrix product brings the others up to date. Of no influence on the result but its rounding.
         shrink: of each group's range; or how to find it from the columns of a group.
@@ -198,10 +199,11 @@ class _Rounding:
             changed = torch.addmm(changed, system, self.values[here] - changed)
         alone, found = self.format._replace(group_size=-1), []
         for part, shrink, factor in zip(self.parts, self.shrinks, self.factors, strict=True):
-            columns = changed[:, part]
+            columns = changed[:, part].T
             if not callable(shrink) and self.format.element != "ternary":  # scales are of the extremes, which pass for the group
-                columns = torch.stack((columns.amin(dim=0), columns.amax(dim=0)))
-            found.append(_fit(columns.T, alone, _at(shrink, columns.T, alone, group), factor))
+                columns = torch.stack((columns.amin(dim=1), columns.amax(dim=1)), dim=1)
+            columns = columns.contiguous()
+            found.append(_fit(columns, alone, _at(shrink, columns, alone, group), factor))
         self._take(found)
 
     def _take(self, found: list[Scales]) -> None:
