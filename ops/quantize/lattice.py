@@ -72,7 +72,7 @@ def quantize(
         raise ValueError(
             f"{int((~weight.isfinite()).sum()):,} of {weight.numel():,} weights are NaN or infinite; finite ones can be rounded"
         )
-    row_signs, col_signs = hadamard.random_signs(rows, 2 * seed), hadamard.random_signs(cols, 2 * seed + 1)
+    row_signs, col_signs = (hadamard.random_signs(size, 2 * seed + side).to(weight.device) for side, size in enumerate((rows, cols)))
     turned = hadamard.transform(weight.float(), signs=col_signs)
     turned = hadamard.transform(turned.T, signs=row_signs).T.contiguous()
     scale = (turned.square().mean().sqrt() / SPREAD).clamp(min=torch.finfo(torch.float32).tiny)

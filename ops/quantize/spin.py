@@ -136,6 +136,7 @@ def _fake(model: PreTrainedModel, activations: Activations, weights: grid.Format
     hooks = rotate.attach(model, transforms)  # before those that round
 
     def loss(chosen: Tensor, residual: Tensor, values: Tensor) -> Tensor:
+        chosen = chosen.to(model.device)
         changes = rotate.plan(model, lambda x: x @ residual.to(x), [partial(_turn, each) for each in values], transforms)
         turned = {name: rotate.apply(steps, model.get_parameter(name).detach()) for name, steps in changes.items()}
         if weights is not None:
