@@ -7,7 +7,7 @@ import dagster as dg
 from assay.schemas.experiment import Experiment, Resources
 from assay.schemas.graph import Node
 from assay.schemas.spec import canonical_json, digest_of
-from assay.schemas.steps import Draft, DraftModel, Kv, PruneDepth, Quantize
+from assay.schemas.steps import Draft, DraftModel, Kv, PruneDepth, Quantize, Rotate, Smooth
 
 POOL_TIMING = "timing"
 POOL_GPU = "gpu"
@@ -47,8 +47,14 @@ def describe(node: Node) -> str:
     if isinstance(step, PruneDepth):
         return f"Without {step.layers} layers, chosen by {step.score.replace('_', ' ')}."
     if isinstance(step, Quantize):
-        grid = "one scale a row" if step.group_size == -1 else f"groups of {step.group_size}"
-        return f"Weights rounded to {step.format} ({step.method.upper()}, {grid}, {'symmetric' if step.symmetric else 'asymmetric'})."
+        return _describe_rounding(step)
+    if isinstance(step, Smooth):
+        how = "SmoothQuant" if step.method == "smoothquant" else f"AWQ, for {step.format}, by the size of {step.salience}"
+        return f"Channels scaled between layers ({how}); the logits stay."
+    if isinstance(step, Rotate):
+        names = {"hadamard": "a Hadamard matrix", "random": "random orthogonal matrices", "spinquant": "matrices learned by SpinQuant"}
+        online = f", and at run time before {', '.join(step.online)}" if step.online else ""
+        return f"Hidden states turned by {names[step.method]}{online}; the logits stay."
     if isinstance(step, Kv):
         return f"Run with keys and values stored as {step.format}."
     if isinstance(step, DraftModel):
@@ -60,6 +66,17 @@ def describe(node: Node) -> str:
         else f"the {'model' if step.made else 'variant'} {'/'.join(node.draft.path) if node.draft else ''}"
     )
     return f"Run speculatively: {step.tokens} tokens a round proposed by {source}, verified exactly."
+
+
+def _describe_rounding(step: Quantize) -> str:
+    grid = {-1: "one scale a row", "tensor": "one scale a weight", "block": "one scale a block"}.get(
+        step.group_size or 0, f"groups of {step.group_size}"
+    )
+    what = step.format if step.mixed is None else f"{', '.join(step.mixed.formats)} within {step.mixed.millibits / 1000} bits"
+    zero = f", {'symmetric' if step.symmetric else 'asymmetric'}" if what.startswith("int") else ""
+    inputs = f"; inputs to {step.inputs.format} a {step.inputs.per}" if step.inputs else ""
+    known = {"e8": "the E8 lattice, two bits", "additive": "sums of code book entries, two bits"}
+    return f"Weights rounded to {known.get(step.method) or f'{what} ({step.method.upper()}, {grid}{zero})'}{inputs}."
 
 
 def _describe_model(step: DraftModel, node: Node) -> str:
@@ -77,7 +94,9 @@ def kinds(node: Node) -> set[str]:
     if node.base is not None:
         return {"huggingface", "pytorch"}
     if isinstance(step, Quantize):
-        return {"pytorch", step.format}
+        return {"pytorch", step.format if step.method not in ("e8", "additive") and step.mixed is None else step.method}
+    if isinstance(step, Smooth | Rotate):
+        return {"pytorch", step.kind}
     if isinstance(step, DraftModel):
         return {"pytorch", "distill" if step.distill else "speculative"}
     return {"pytorch", "prune"} if isinstance(step, PruneDepth) else {"json", "kv" if isinstance(step, Kv) else "speculative"}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.assets.workspace import Workspace
+from assay.ops.apply import maker
 from assay.ops.data.texts import text_digest
 from assay.schemas.base import Base
 from assay.schemas.graph import Graph, Node
@@ -65,7 +66,9 @@ class Ledger:
         calibration = getattr(node.step, "calibration", None)
         data = {"calibration": self.text(calibration.text)} if calibration else {}
         more = ("compressed-tensors",) if node.step.kind == "quantize" else ()
-        return Action(step=step, code=_code(node.step.kind), parents=known, data=data, seed=self.experiment.seed, versions=_versions(*more))
+        return Action(
+            step=step, code=code(maker(node.step)), parents=known, data=data, seed=self.experiment.seed, versions=_versions(*more)
+        )
 
     def _draft_model(self, step: DraftModel, told: dict[str, Any], parents: dict[str, str]) -> Action:
         """A model that is cut out of its target needs no text, no seed and no training code."""
@@ -125,7 +128,7 @@ def code_of(node: Node) -> str:
     assert node.step is not None
     if isinstance(node.step, DraftModel):
         return _code(maker_of(node.step))
-    return _code(node.step.kind) if isinstance(node.step, WeightStep) else code("assay.assets.build:write_runtime")
+    return code(maker(node.step)) if isinstance(node.step, WeightStep) else code("assay.assets.build:write_runtime")
 
 
 def maker_of(step: DraftModel) -> str:

@@ -16,6 +16,7 @@ from assay.ops.decode.architecture import Architecture
 from assay.ops.decode.forward import TorchRunner
 from assay.ops.decode.runner import Runner
 from assay.ops.decode.weights import Weights, open_weights
+from assay.ops.quantize.grid import Quantized
 
 
 def open_runner(directory: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Runner:
@@ -46,5 +47,5 @@ def _on_cuda(shape: Architecture, weights: Weights, dtype: torch.dtype, device: 
     from assay.kernels.triton_linear import hold
     from assay.kernels.triton_norm import rms_norm
 
-    packed = any(matrix.bits is not None for matrix in weights.matrices())
+    packed = any(isinstance(matrix.weight, Quantized) for matrix in weights.matrices())
     return GraphRunner(TorchRunner(shape, weights, dtype=dtype, device=device, hold=hold if packed else None, norm=rms_norm))

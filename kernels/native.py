@@ -18,17 +18,27 @@ from assay.kernels.build import library
 from assay.kernels.panels import FORMS, Panels, panels
 from assay.ops.decode.architecture import Architecture
 from assay.ops.decode.cache import Cache, Step
-from assay.ops.decode.weights import Block, Matrix, Weights
-from assay.ops.quantize.grid import quantize
+from assay.ops.decode.weights import Block, Matrix, Ready, Weights
+from assay.ops.quantize.grid import Format, quantize
+from assay.ops.quantize.hadamard import factor, factors
 
 LEVELS = ("avx2", "avx512")
 STORES = {None: 0, "fp8_e4m3": 1, "int8": 2}
 
 
 class _Matrix(ctypes.Structure):
-    _fields_ = [(name, c_int64) for name in ("form", "rows", "cols", "group")] + [
-        (n, c_void_p) for n in ("data", "scales", "zeros", "bias")
+    _fields_ = [(name, c_int64) for name in ("form", "rows", "cols", "group", "wide")] + [
+        (n, c_void_p) for n in ("data", "scales", "zeros", "bias", "table")
     ]
+
+
+class _Ready(ctypes.Structure):
+    _fields_ = (
+        [(name, c_int64) for name in ("left", "right", "stride")]
+        + [(name, c_void_p) for name in ("left_matrix", "right_matrix")]
+        + [(name, c_int64) for name in ("rounding", "bits", "symmetric", "fixed")]
+        + [(name, c_float) for name in ("clip", "scale", "zero")]
+    )
 
 
 class _Block(ctypes.Structure):
@@ -36,6 +46,7 @@ class _Block(ctypes.Structure):
         [(name, _Matrix) for name in ("q", "k", "v", "o", "gate", "up", "down")]
         + [(n, c_void_p) for n in ("attention_norm", "mlp_norm", "q_norm", "k_norm", "after_attention_norm", "after_mlp_norm", "cosine", "sine")]
         + [("window", c_int64)]
+        + [(name, _Ready) for name in ("before_qkv", "before_o", "before_gate", "before_down", "turned_heads")]
     )  # fmt: skip
 
 
@@ -68,7 +79,7 @@ def _trusted(level: str) -> bool:
     found = library()
     if found is None or not found.assay_levels() >> LEVELS.index(level) & 1:
         return False
-    structures = (_Matrix, _Block, _Model, _Cache, _Step)
+    structures = (_Matrix, _Block, _Model, _Cache, _Step, _Ready)
     if [found.assay_sizes(which) for which in range(len(structures))] != [ctypes.sizeof(each) for each in structures]:
         return False
     random = torch.Generator().manual_seed(0)
@@ -84,10 +95,16 @@ def _trusted(level: str) -> bool:
 def probe(form: str, *, rows: int, cols: int, group: int, generator: torch.Generator) -> Matrix:
     """A random matrix of one form, to check a level with."""
     weight = torch.randn(rows, cols, generator=generator)
-    if not form.startswith("int"):
+    if form in ("float32", "bfloat16"):
         return Matrix(weight.to(getattr(torch, form)))
-    bits = int(form.removeprefix("int"))
-    return Matrix(quantize(weight, bits=bits, group_size=group, symmetric=bits == 8), None, bits)
+    formats = {
+        "int8": Format("int", 8, group),
+        "int4": Format("int", 4, group, symmetric=False),
+        "table4": Format("nf4", 4, group, scale="float32"),
+        "e4m3": Format("e4m3", 8, group),
+        "e5m2": Format("e5m2", 8, group),
+    }
+    return Matrix(quantize(weight, formats[form]))
 
 
 def multiply(matrix: Panels, x: Float[Tensor, "tokens cols"], *, level: str, threads: int = 1) -> Float[Tensor, "tokens rows"]:
@@ -99,6 +116,14 @@ def multiply(matrix: Panels, x: Float[Tensor, "tokens cols"], *, level: str, thr
         LEVELS.index(level), threads, ctypes.byref(_matrix(matrix)), c_void_p(x.data_ptr()), c_void_p(y.data_ptr()), c_int64(len(x))
     )
     return y
+
+
+def make_ready(how: Ready, x: Float[Tensor, "tokens width"], *, level: str) -> Float[Tensor, "tokens width"]:
+    """Each row of ``x`` turned and rounded as ``how`` says, in float32: what a step does before it multiplies."""
+    library_, held, x = library(), [], x.float().clone().contiguous()
+    assert library_ is not None
+    library_.assay_ready(LEVELS.index(level), ctypes.byref(_ready(how, held)), c_void_p(x.data_ptr()), c_int64(len(x)), c_int64(x.shape[1]))
+    return x
 
 
 class NativeRunner:
@@ -132,7 +157,8 @@ class NativeRunner:
         )  # fmt: skip
         for block, layer in zip(self._blocks, shape.layers, strict=True):
             block.window = layer.window or 0
-        self.path = f"native {LEVELS[self._level]} float32, {'+'.join(sorted(self._forms, key=lambda form: -self._forms[form]))} weights"
+        forms = "+".join(sorted(self._forms, key=lambda form: -self._forms[form]))
+        self.path = f"native {LEVELS[self._level]} float32, {forms} weights{_said(weights)}"
 
     def cache(self, *, rows: int, capacity: int, format: str | None = None) -> Cache:
         """An empty cache for this decoder."""
@@ -162,8 +188,9 @@ class NativeRunner:
         (mlp,) = block.mlps
         vectors = (block.attention_norm, block.mlp_norm, block.q_norm, block.k_norm, block.after_attention_norm, block.after_mlp_norm)
         return _Block(
-            *(self._matrix(each) for each in (block.q, block.k, block.v, block.o, *mlp)), *map(self._vector, vectors), None, None, 0
-        )
+            *(self._matrix(each) for each in (block.q, block.k, block.v, block.o, *mlp)), *map(self._vector, vectors), None, None, 0,
+            *(_ready(how, self._held) for how in block.before),
+        )  # fmt: skip
 
     def _vector(self, vector: Tensor | None) -> int | None:
         if vector is None:
@@ -174,7 +201,8 @@ class NativeRunner:
     def _matrix(self, matrix: Matrix) -> _Matrix:
         laid = panels(matrix)
         self._held.append(laid)
-        form = laid.form if laid.form == matrix.form else f"{laid.form} from {matrix.form}"
+        own = laid.form in (matrix.form, "table4", "e4m3", "e5m2")
+        form = matrix.form if own else f"{laid.form} from {matrix.form}"
         self._forms[form] = self._forms.get(form, 0) + laid.rows * laid.cols
         return _matrix(laid)
 
@@ -191,5 +219,31 @@ class NativeRunner:
 
 
 def _matrix(laid: Panels) -> _Matrix:
-    pointers = (None if part is None else part.data_ptr() for part in (laid.data, laid.scales, laid.zeros, laid.bias))
-    return _Matrix(FORMS[laid.form], laid.rows, laid.cols, laid.group, *pointers)
+    pointers = (None if part is None else part.data_ptr() for part in (laid.data, laid.scales, laid.zeros, laid.bias, laid.table))
+    wide = laid.scales is not None and laid.scales.dtype == torch.float32
+    return _Matrix(FORMS[laid.form], laid.rows, laid.cols, laid.group, wide, *pointers)
+
+
+def _ready(how: Ready, held: list[Any]) -> _Ready:
+    """``how`` for the library; ``held`` keeps what it points to."""
+    found, online, rounded = _Ready(), how.online, how.activations
+    if online is not None:
+        left, right = factors(online.size) if online.stride == 1 else (online.size, 1)
+        matrices = [factor(order, torch.float32, torch.device("cpu")).contiguous() for order in (left, right)]
+        held += matrices
+        found.left, found.right, found.stride = left, right, online.stride
+        found.left_matrix, found.right_matrix = (matrix.data_ptr() for matrix in matrices)
+    if rounded is not None:
+        found.rounding, found.bits = (2, 8) if rounded.format == "fp8_e4m3" else (1, int(rounded.format.removeprefix("int")))
+        found.symmetric, found.fixed, found.clip = rounded.symmetric, rounded.per == "tensor", rounded.clip
+        found.scale = 0.0 if rounded.scale is None else float(rounded.scale)
+        found.zero = 0.0 if rounded.zero is None else float(rounded.zero)
+    return found
+
+
+def _said(weights: Weights) -> str:
+    """What else is done beside the products, for the path."""
+    befores = [ready for block in weights.blocks for ready in block.before]
+    rounded = sorted({ready.activations.format for ready in befores if ready.activations})
+    turned = any(ready.online for ready in befores)
+    return (f", inputs rounded to {'+'.join(rounded)}" if rounded else "") + (", online rotations" if turned else "")

@@ -70,14 +70,20 @@ def hold(matrix: Matrix, dtype: torch.dtype, device: torch.device) -> Matrix | L
     """
     bias = None if matrix.bias is None else matrix.bias.to(device=device, dtype=dtype)
     weight = matrix.weight
-    if isinstance(weight, Quantized) and matrix.bits is not None:
-        lane = next(lane for lane in (2, 4, 8) if lane >= matrix.bits)
+    if (
+        isinstance(weight, Quantized)
+        and weight.format.element == "int"
+        and weight.order is None
+        and len(weight.shared.scales) == len(weight.codes)
+    ):
+        scales, zeros, bits = weight.shared.scales, weight.shared.zeros, weight.format.bits
+        lane = next(lane for lane in (2, 4, 8) if lane >= bits)
         rows, cols = matrix.shape
-        if not (cols // weight.scales.shape[1]) % (32 // lane):
+        if not (cols // scales.shape[1]) % (32 // lane):
             words = pack(weight.codes, bits=lane).to(device).contiguous()
-            scales = weight.scales.to(device).contiguous()
-            zeros = None if weight.zeros is None else weight.zeros.to(device).contiguous()
-            return Lanes(words, scales, zeros, bias, lane, matrix.bits, split(rows, cols, _processors(device)))
+            scales = scales.to(device).contiguous()
+            zeros = None if zeros is None else zeros.to(device).contiguous()
+            return Lanes(words, scales, zeros, bias, lane, bits, split(rows, cols, _processors(device)))
     return Matrix(matrix.dense(dtype).to(device), bias)
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
+from assay.ops.steps import quantize, rotate, smooth
 from assay.schemas.base import Base
-from assay.schemas.steps import Calibration, DraftModel, PruneDepth, Quantize, Text, WeightStep
+from assay.schemas.steps import Calibration, DraftModel, PruneDepth, Quantize, Rotate, Smooth, Text, WeightStep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,10 +36,38 @@ def apply(step: WeightStep, parent: Path, out: Path, *, windows: "Windows" = Non
     match step:
         case PruneDepth():
             return prune_depth(step, parent, out, windows=windows, seed=seed)
+        case Smooth():
+            return smooth.smooth(step, parent, out, windows=_given(step, windows), seed=seed)
+        case Rotate():
+            return rotate.rotate(step, parent, out, windows=_given(step, windows), seed=seed)
         case Quantize():
-            return quantize(step, parent, out, windows=windows, seed=seed)
+            return getattr(quantize, quantize.entry(step))(step, parent, out, windows=_given(step, windows), seed=seed)
         case _:
             assert_never(step)
+
+
+def maker(step: WeightStep) -> str:
+    """The function that does ``step``, as module:name: what its fingerprint is taken of."""
+    match step:
+        case PruneDepth():
+            return "assay.ops.apply:prune_depth"
+        case Smooth() | Rotate():
+            return (
+                f"assay.ops.steps.{step.kind}:{step.kind}"
+                if step.method not in ("awq", "spinquant")
+                else f"assay.ops.steps.{step.kind}:{step.method}"
+            )
+        case Quantize():
+            return f"assay.ops.steps.quantize:{quantize.entry(step)}"
+        case _:
+            assert_never(step)
+
+
+def _given(step: Smooth | Rotate | Quantize, windows: "Windows") -> "Tensor | None":
+    """The windows that ``step`` calibrates on, if it looks at text."""
+    if step.calibration is None:
+        return None
+    return windows(step.calibration) if callable(windows) else windows
 
 
 def prune_depth(step: PruneDepth, parent: Path, out: Path, *, windows: "Windows" = None, seed: int = 0) -> dict[str, Any]:
@@ -65,19 +94,6 @@ def prune_depth(step: PruneDepth, parent: Path, out: Path, *, windows: "Windows"
     depth.drop_layers(model, removed)
     dense.save_checkpoint(dense.move(model, stored), parent, out)  # to float32 and back changes no bit
     return {"score": step.score, "scores": scores.tolist(), "removed": removed, "layers_before": before, "tokens": ids.numel()}
-
-
-def quantize(step: Quantize, parent: Path, out: Path, *, windows: "Windows" = None, seed: int = 0) -> dict[str, Any]:
-    """Round the weights to nearest and save them packed; reads no text."""
-    from assay.ops.models import dense
-    from assay.ops.quantize import pack, rtn
-
-    dense.require_dense(parent, "quantize")
-    bits = int(step.format.removeprefix("int"))
-    model = dense.load_dense(parent)
-    rounded = rtn.rtn(model, bits=bits, group_size=step.group_size, symmetric=step.symmetric, embeddings=step.embeddings, head=step.head)
-    stored = pack.save_packed(model, parent, out, rounded.layers, bits=bits, group_size=step.group_size, symmetric=step.symmetric)
-    return {"method": step.method, **rounded.summary, **stored}
 
 
 def early_exit_draft(step: DraftModel, target: Path, out: Path) -> dict[str, Any]:
@@ -123,6 +139,7 @@ def train_draft(
 
     from assay.ops.models import checkpoint, dense
     from assay.ops.models.early_exit import early_exit
+    from assay.ops.steps.quantize import hqq, rtn
     from assay.ops.train.draft import distill, eos_of, overlap_with, require_same_tokens
     from assay.ops.train.loop import Settings
 
@@ -154,7 +171,7 @@ def train_draft(
     with tempfile.TemporaryDirectory() as temporary:
         trained = out if asked.quantize is None else Path(temporary)
         dense.save_checkpoint(dense.move(student, stored, "cpu"), start, trained)
-        packed = {} if asked.quantize is None else quantize(asked.quantize, trained, out, seed=seed)
+        packed = {} if asked.quantize is None else {"rtn": rtn, "hqq": hqq}[asked.quantize.method](asked.quantize, trained, out, seed=seed)
     measure = overlap_with(teacher, held_out, vocabulary=len(tokenizer))
     written = measure(checkpoint.load_model(out, dtype=torch.float32, device=device))
     return {

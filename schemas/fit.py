@@ -10,7 +10,7 @@ from assay.schemas.explain import unknown
 from assay.schemas.graph import RESERVED
 from assay.schemas.protocols import METRICS, Acceptance, Speculation, Speed, suite_of
 from assay.schemas.spec import canonical_json
-from assay.schemas.steps import RUNTIME_STEPS, Draft, PruneDepth, Quantize, Step
+from assay.schemas.steps import RUNTIME_STEPS, Draft, PruneDepth, Quantize, Rotate, Smooth, Step
 from assay.schemas.yaml import Path_, Problem
 
 Point = tuple[str, ...]
@@ -20,6 +20,7 @@ Placed = list[tuple[Path_, Step]]  # the steps of a variant, each with its place
 RUNTIME_KINDS = frozenset(step.model_fields["kind"].default for step in RUNTIME_STEPS)
 SPEAKING = (Acceptance, Speed, Speculation)  # protocols that decode with a draft
 LARGEST_PRODUCT = 20_000  # points before `exclude`; more are not even listed
+BLOCK = 128  # rows and columns that share a scale with group_size: block
 LONGEST_SLUG = 200  # characters; a slug becomes part of a file name
 
 # Columns that every experiment's view has: an axis of that name would hide one.
@@ -123,7 +124,7 @@ def _options(experiment: Experiment) -> Iterator[Problem]:
         for option, steps in options.items():
             for index, step in enumerate(steps):
                 path = ("axes", axis, option, index)
-                if isinstance(step, Quantize):
+                if isinstance(step, Quantize | Smooth):
                     yield from _widths(path, step, shape)
                 if isinstance(step, PruneDepth) and step.layers >= shape.layers:
                     yield Problem((*path, "layers"), f"removes {step.layers} of the {shape.layers} layers", f"at most {shape.layers - 1}")
@@ -132,17 +133,27 @@ def _options(experiment: Experiment) -> Iterator[Problem]:
                     yield from _widths((*path, "distill", "quantize"), step.distill.quantize, other or shape)
 
 
-def _widths(path: Path_, step: Quantize, shape: Shape) -> Iterator[Problem]:
+def _widths(path: Path_, step: Quantize | Smooth, shape: Shape) -> Iterator[Problem]:
+    """A group, or a block, that does not divide a layer."""
     widths = {
         "q_proj, k_proj, v_proj, gate_proj and up_proj": shape.hidden_size,
         "o_proj": shape.heads * shape.head_dim,
         "down_proj": shape.intermediate_size,
     }
-    uneven = [f"{columns} columns of {name}" for name, columns in widths.items() if columns % step.group_size]  # -1 divides all
-    if uneven:
+    size = step.group_size if isinstance(step.group_size, int) else BLOCK if step.group_size == "block" else -1
+    uneven = [f"{columns} columns of {name}" for name, columns in widths.items() if columns % size]  # -1 divides all
+    if uneven and step.group_size == "block":
+        yield Problem((*path, "group_size"), f"blocks of {BLOCK} do not divide the {uneven[0]}", "-1, which is one scale a row, would")
+    elif uneven:
         fitting = [str(size) for size in (32, 64, 128, 256, 512) if not any(columns % size for columns in widths.values())]
         remedy = f"{' or '.join(fitting) or 'none of the usual sizes'} would, and -1 is one group a row"
         yield Problem((*path, "group_size"), f"{step.group_size} does not divide the {uneven[0]}", remedy)
+    if isinstance(step, Quantize):
+        yield from _ends(path, step, shape)
+
+
+def _ends(path: Path_, step: Quantize, shape: Shape) -> Iterator[Problem]:
+    """What is asked of embedding and head, against whether they are one tensor."""
     if shape.tied and step.head == "quantize" and step.embeddings == "skip":
         message = "the head of this base is its embedding, which is skipped"
         yield Problem((*path, "head"), message, "say embeddings: quantize too, or head: untie")
@@ -212,6 +223,12 @@ def _after(path: Path_, step: Step, before: list[str]) -> Problem | None:
     if runtime:
         message = f"{step.kind} after {runtime}, but weights are changed before it is said how they run"
         return Problem(path, message, f"move the axis of {step.kind} before that of {runtime}")
+    if isinstance(step, PruneDepth) and "rotate" in before:
+        return Problem(
+            path, "prune_depth after rotate, but blocks are scored as they were", "move the axis of prune_depth before that of rotate"
+        )
+    if isinstance(step, Rotate) and "rotate" in before:
+        return Problem(path, "a second rotate step in one variant", "keep one, or exclude the combination")
     if "quantize" in before:
         what = "a second quantize step" if isinstance(step, Quantize) else f"{step.kind} after quantize"
         return Problem(path, f"{what}, but integer codes are not changed again", "one quantize step, as the last that changes weights")

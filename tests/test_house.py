@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "definitions": {"assets", "warehouse", "kernels", "ops", "schemas"},
 }
 # They join what is declared to what does it, so they know the specs and whatever is fastest; fingerprints follow their imports.
-JOINS = ("ops/apply.py", "ops/measure.py", "ops/suites/")
+JOINS = ("ops/apply.py", "ops/measure.py", "ops/steps/", "ops/suites/")
 HEAVY = {"torch", "transformers"}
 
 

@@ -10,4 +10,4 @@ namespace avx2 {
 #include "multiply.inl"
 #include "decoder.inl"
 }
-const Level level_avx2 = {avx2::shared_bytes, avx2::private_bytes, avx2::forward, avx2::multiply, avx2::multiply_bytes};
+const Level level_avx2 = {avx2::shared_bytes, avx2::private_bytes, avx2::forward, avx2::multiply, avx2::multiply_bytes, avx2::make_ready};

@@ -10,4 +10,4 @@ namespace avx512 {
 #include "multiply.inl"
 #include "decoder.inl"
 }
-const Level level_avx512 = {avx512::shared_bytes, avx512::private_bytes, avx512::forward, avx512::multiply, avx512::multiply_bytes};
+const Level level_avx512 = {avx512::shared_bytes, avx512::private_bytes, avx512::forward, avx512::multiply, avx512::multiply_bytes, avx512::make_ready};

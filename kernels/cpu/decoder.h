@@ -5,20 +5,31 @@
 //   BF16  uint32   [panels][cols / 2][PANEL]   the even column in the low half
 //   I8    int8     [panels][cols][PANEL]
 //   I4    uint32   [panels][cols / 8][PANEL]   eight columns a word, the first in the lowest four bits, each code + 8
-// scales: bfloat16 [panels][groups][PANEL]; zeros: int8, the same shape, or null where the format is symmetric.
+//   T4    uint32   as I4, but codes are places in a table of sixteen floats
+//   E4M3, E5M2  uint8 [panels][cols][PANEL]
+// scales: bfloat16, or float where they are wide, [panels][groups][PANEL]; zeros: int8, the same shape, or null where the format is symmetric.
 #pragma once
 #include <stdint.h>
 
 constexpr int PANEL = 32;
-enum Form { F32 = 0, BF16 = 1, I8 = 2, I4 = 3 };
+enum Form { F32 = 0, BF16 = 1, I8 = 2, I4 = 3, T4 = 4, E4M3 = 5, E5M2 = 6 };
+enum Rounding { EXACT = 0, TO_INTEGERS = 1, TO_E4M3 = 2 };
 enum Store { STORE_F32 = 0, STORE_E4M3 = 1, STORE_I8 = 2 };
 
 struct Matrix {
-    int64_t form, rows, cols, group;
-    const void* data;
-    const uint16_t* scales;
+    int64_t form, rows, cols, group, wide;
+    const void *data, *scales;
     const int8_t* zeros;
-    const float* bias;
+    const float *bias, *table;
+};
+
+// What is done to the rows of an input before matrices read it: a Hadamard transform of each run of left * right channels that lie `stride` apart (0: none),
+// the Kronecker product of two matrices; then rounding, with the scale and zero point of each row, or with fixed ones.
+struct Ready {
+    int64_t left, right, stride;
+    const float *left_matrix, *right_matrix;
+    int64_t rounding, bits, symmetric, fixed;
+    float clip, scale, zero;
 };
 
 struct Block {
@@ -26,6 +37,7 @@ struct Block {
     const float *attention_norm, *mlp_norm, *q_norm, *k_norm, *after_attention_norm, *after_mlp_norm;
     const float *cosine, *sine;  // [positions][head_dim / 2]
     int64_t window;              // 0: none
+    Ready before_qkv, before_o, before_gate, before_down, turned_heads;
 };
 
 struct Model {
@@ -64,6 +76,8 @@ struct Level {
     // y [tokens][rows] = W x [tokens][cols] (+ bias), for tests and for checking a level before it is trusted.
     void (*multiply)(const Matrix*, const float* x, float* y, int64_t tokens, char* own, const Team*);
     int64_t (*multiply_bytes)(const Matrix*, int64_t tokens);
+    // One row of an input made ready, for tests; own holds as many floats.
+    void (*ready)(const Ready&, float* x, int64_t width, float* own);
 };
 
 extern const Level level_avx2, level_avx512;

@@ -168,6 +168,14 @@ static void attend(const float* q, const float* keys, const float* values, int64
     }
 }
 
+static inline float from_e5m2(uint8_t byte) {
+    uint32_t word = (uint32_t)(byte & 0x7f) << 21;
+    float value;
+    memcpy(&value, &word, 4);
+    value *= 0x1p112f;
+    return byte & 0x80 ? -value : value;
+}
+
 static void gather(const Matrix& w, int64_t id, float scale, float* out) {
     int64_t p = id / PANEL, lane = id % PANEL, groups = groups_of(w);
     for (int64_t k = 0; k < w.cols; k++) {
@@ -176,12 +184,78 @@ static void gather(const Matrix& w, int64_t id, float scale, float* out) {
         else if (w.form == BF16) value = from_bf16((uint16_t)(((const uint32_t*)w.data)[(p * w.cols / 2 + k / 2) * PANEL + lane] >> (k & 1 ? 16 : 0)));
         else {
             int64_t at = (p * groups + k / w.group) * PANEL + lane;
-            int code = w.form == I8 ? ((const int8_t*)w.data)[(p * w.cols + k) * PANEL + lane]
-                                    : (int)(((const uint32_t*)w.data)[(p * w.cols / 8 + k / 8) * PANEL + lane] >> (4 * (k & 7)) & 15) - 8;
-            value = (float)(code - (w.zeros ? w.zeros[at] : 0)) * from_bf16(w.scales[at]);
+            if (in_words(w.form)) {
+                int code = ((const uint32_t*)w.data)[(p * w.cols / 8 + k / 8) * PANEL + lane] >> (4 * (k & 7)) & 15;
+                value = w.form == T4 ? w.table[code] : (float)(code - 8);
+            } else {
+                uint8_t byte = ((const uint8_t*)w.data)[(p * w.cols + k) * PANEL + lane];
+                value = w.form == I8 ? (float)(int8_t)byte : w.form == E4M3 ? from_e4m3(byte) : from_e5m2(byte);
+            }
+            value = (value - (w.zeros ? w.zeros[at] : 0)) * (w.wide ? ((const float*)w.scales)[at] : from_bf16(((const uint16_t*)w.scales)[at]));
         }
         out[k] = value * scale;
     }
+}
+
+// x [width] = x times the Kronecker product of the two matrices, in each run of left * right channels that lie `stride` apart; own holds as many floats.
+static void turn(const Ready& how, float* x, int64_t width, float* own) {
+    int64_t across = how.right * how.stride, run = how.left * across;
+    for (int64_t at = 0; at < width; at += run) {
+        float* from = x + at;
+        if (how.right > 1) {  // stride is 1
+            for (int64_t l = 0; l < how.left; l++) {
+                float *to = own + l * how.right, *row = from + l * how.right;
+                for (int64_t n = 0; n < how.right; n++) to[n] = 0;
+                for (int64_t k = 0; k < how.right; k++)
+                    for (int64_t n = 0; n < how.right; n++) to[n] += row[k] * how.right_matrix[k * how.right + n];
+            }
+        } else {
+            memcpy(own, from, run * 4);
+        }
+        for (int64_t l = 0; l < how.left; l++) {
+            float* to = from + l * across;
+            for (int64_t n = 0; n < across; n++) to[n] = 0;
+            for (int64_t k = 0; k < how.left; k++) {
+                float weight = how.left_matrix[l * how.left + k];
+                for (int64_t n = 0; n < across; n++) to[n] += weight * own[k * across + n];
+            }
+        }
+    }
+}
+
+// As ops/quantize/activations.py: a row is rounded to numbers that share a scale; one with a NaN becomes NaN.
+static void round_row(const Ready& how, float* x, int64_t width) {
+    float least = 0, most = 0, scale = how.scale, zero = how.zero;
+    float levels = (float)((1 << how.bits) - 1), half = (float)(1 << (how.bits - 1));
+    if (!how.fixed) {
+        bool nan = false;
+        for (int64_t k = 0; k < width; k++) {
+            nan |= x[k] != x[k];
+            if (x[k] < least) least = x[k];
+            if (x[k] > most) most = x[k];
+        }
+        least *= how.clip, most *= how.clip;
+        float size = -least > most ? -least : most;
+        scale = how.rounding == TO_E4M3 ? size / 448.0f : how.symmetric ? size / (levels / 2) : (most - least) / levels;
+        if (scale < 0x1p-126f) scale = 0x1p-126f;
+        zero = how.rounding == TO_E4M3 || how.symmetric ? 0 : __builtin_rintf(-half - least / scale);
+        if (nan) scale = __builtin_nanf("");
+    }
+    for (int64_t k = 0; k < width; k++) {
+        float number = x[k] / scale;
+        if (how.rounding == TO_E4M3) {
+            x[k] = from_e4m3(to_e4m3(number)) * scale;
+            continue;
+        }
+        number = __builtin_rintf(number) + zero;
+        number = number < -half ? -half : number > half - 1 ? half - 1 : number;
+        x[k] = (number - zero) * scale;
+    }
+}
+
+static void make_ready(const Ready& how, float* x, int64_t width, float* own) {
+    if (how.left) turn(how, x, width, own);
+    if (how.rounding) round_row(how, x, width);
 }
 
 static inline void wait(const Team* team) {
@@ -200,8 +274,15 @@ static inline void put(const float* tile, int64_t rows, int64_t p, const Matrix&
 
 struct Own {  // a thread's scratch
     char* input;
-    float *tile, *other_tile, *scores, *keys, *values;
+    float *tile, *other_tile, *scores, *keys, *values, *turned;
 };
+
+// The rows of an input that all threads are about to read.
+static void make_ready(const Ready& how, float* x, int64_t tokens, int64_t width, const Own& own, const Team* team) {
+    if (!how.left && !how.rounding) return;
+    for (int64_t t = team->rank; t < tokens; t += team->size) make_ready(how, x + t * width, width, own.turned);
+    wait(team);
+}
 
 // to (=, or += with add) W x for the matrices of a stage, which read the same x and share its panels among the team.
 static void linear(const Matrix* const* matrices, float* const* to, const int64_t* strides, int count, const float* x, int64_t tokens, int64_t stride, bool add,
@@ -244,8 +325,11 @@ static void gated(const Model* m, const Block& b, const float* x, int64_t tokens
     }
 }
 
-static const float* normalised(const Model* m, const float* x, const float* weight, int64_t tokens, float* common, const Team* team) {
-    for (int64_t t = team->rank; t < tokens; t += team->size) normalise(x + t * m->hidden, weight, m->hidden, m->norm_eps, m->norm_offset, common + t * m->hidden);
+static const float* normalised(const Model* m, const float* x, const float* weight, const Ready& how, int64_t tokens, float* common, const Own& own, const Team* team) {
+    for (int64_t t = team->rank; t < tokens; t += team->size) {
+        normalise(x + t * m->hidden, weight, m->hidden, m->norm_eps, m->norm_offset, common + t * m->hidden);
+        make_ready(how, common + t * m->hidden, m->hidden, own.turned);
+    }
     wait(team);
     return common;
 }
@@ -294,9 +378,10 @@ static Own owned(const Model* m, const Cache* c, int64_t tokens, char* base, int
     int64_t at = 0, rows = c->store == STORE_F32 ? 0 : c->capacity;
     int64_t wide = m->hidden > c->capacity ? m->hidden : c->capacity;
     own.input = base, at += round_up(widest_input(m, tokens));
-    float** parts[5] = {&own.tile, &own.other_tile, &own.scores, &own.keys, &own.values};
-    int64_t sizes[5] = {ROWS_AT_ONCE * PANEL, ROWS_AT_ONCE * PANEL, wide, rows * m->head_dim, rows * m->head_dim};
-    for (int i = 0; i < 5; i++) *parts[i] = (float*)(base + at), at += round_up(sizes[i] * 4);
+    int64_t widest = m->intermediate > m->hidden ? m->intermediate : m->hidden, heads = m->heads * m->head_dim;
+    float** parts[6] = {&own.tile, &own.other_tile, &own.scores, &own.keys, &own.values, &own.turned};
+    int64_t sizes[6] = {ROWS_AT_ONCE * PANEL, ROWS_AT_ONCE * PANEL, wide, rows * m->head_dim, rows * m->head_dim, heads > widest ? heads : widest};
+    for (int i = 0; i < 6; i++) *parts[i] = (float*)(base + at), at += round_up(sizes[i] * 4);
     if (bytes) *bytes = at;
     return own;
 }
@@ -312,6 +397,7 @@ static void attention(const Model* m, const Cache* c, const Step* step, int64_t 
         const float* norm = key ? b.k_norm : b.q_norm;
         if (norm) normalise(x, norm, d, m->norm_eps, m->norm_offset, x);
         rotate(x, cosine, sine, half);
+        make_ready(b.turned_heads, x, d, own.turned);
         if (key) {
             int64_t at = cache_row(m, c, layer, step->rows[t], h - m->heads) + step->slots[t];
             store_row(c, c->keys, c->key_scales, at, x, d);
@@ -346,21 +432,23 @@ static void forward(const Model* m, const Cache* c, const Step* step, char* comm
     wait(team);
     for (int64_t l = 0; l < m->layers; l++) {
         const Block& b = m->blocks[l];
-        const float* x = normalised(m, s.x, b.attention_norm, n, s.normal, team);
+        const float* x = normalised(m, s.x, b.attention_norm, b.before_qkv, n, s.normal, own, team);
         const Matrix* qkv[3] = {&b.q, &b.k, &b.v};
         float* to[3] = {s.q, s.k, s.v};
         int64_t strides[3] = {q, kv, kv};
         linear(qkv, to, strides, 3, x, n, m->hidden, false, own, team);
         wait(team);
         attention(m, c, step, l, s, own, team);
+        make_ready(b.before_o, s.attention, n, q, own, team);
         const Matrix* o[1] = {&b.o};
         float* sum[1] = {b.after_attention_norm ? s.spare : s.x};
         linear(o, sum, &m->hidden, 1, s.attention, n, q, !b.after_attention_norm, own, team);
         wait(team);
         if (b.after_attention_norm) add_normalised(m, s.spare, b.after_attention_norm, n, own.scores, s.x, team);
-        x = normalised(m, s.x, b.mlp_norm, n, s.normal, team);
+        x = normalised(m, s.x, b.mlp_norm, b.before_gate, n, s.normal, own, team);
         gated(m, b, x, n, s.h, own, team);
         wait(team);
+        make_ready(b.before_down, s.h, n, m->intermediate, own, team);
         const Matrix* down[1] = {&b.down};
         sum[0] = b.after_mlp_norm ? s.spare : s.x;
         linear(down, sum, &m->hidden, 1, s.h, n, m->intermediate, !b.after_mlp_norm, own, team);

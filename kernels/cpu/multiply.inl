@@ -11,11 +11,24 @@ constexpr int FEW = 2;            // up to so many rows, a whole panel is summed
 // The code that stands for 0, besides a zero point: I4 is stored plus eight.
 template <int FORM> static inline float offset() { return FORM == I4 ? 8.0f : 0.0f; }
 
+constexpr bool in_words(int form) { return form == I4 || form == T4; }
+constexpr bool in_bytes(int form) { return form == I8 || form == E4M3 || form == E5M2; }
+
 template <int FORM> static inline int64_t bytes_of(int64_t cols) {
-    return FORM == F32 ? cols * PANEL * 4 : FORM == BF16 ? cols / 2 * PANEL * 4 : FORM == I8 ? cols * PANEL : cols / 8 * PANEL * 4;
+    return FORM == F32 ? cols * PANEL * 4 : FORM == BF16 ? cols / 2 * PANEL * 4 : in_bytes(FORM) ? cols * PANEL : cols / 8 * PANEL * 4;
 }
 
 static inline V::f bf16(const uint16_t* p) { return V::as_float(V::template left<16>(V::halves(p))); }
+
+// Eight-bit floats: exponent and mantissa shifted to where a float has them, then multiplied by the difference of the exponents' offsets. Exact.
+template <int FORM> static inline V::f float8(const char* p) {
+    constexpr int shift = FORM == E4M3 ? 20 : 21;
+    V::i byte = V::unsigned_bytes(p);
+    V::i word = V::plus(V::both(V::template left<24>(byte), V::all_words(0x80000000u)), V::both(V::template left<shift>(byte), V::all_words(0x7fu << shift)));
+    return V::mul(V::as_float(word), V::all(FORM == E4M3 ? 0x1p120f : 0x1p112f));
+}
+
+static inline V::f scale_at(const Matrix& w, int64_t at) { return w.wide ? V::load((const float*)w.scales + at) : bf16((const uint16_t*)w.scales + at); }
 
 static inline void prefetch(const char* p) { __builtin_prefetch(p + 2048); }
 
@@ -25,9 +38,10 @@ template <int J, bool SCALED> static inline V::f nibble(V::i word) {
     return V::to_float(SCALED ? V::both(word, V::all_words(15u << (4 * J))) : V::both(V::template right<4 * J>(word), V::all_words(15u)));
 }
 
-template <int J, int ROWS, int WIDE, bool SCALED> static inline void nibbles(const V::i* word, const float* x, int64_t stride, V::f sums[ROWS][WIDE]) {
+template <int FORM, int J, int ROWS, int WIDE, bool SCALED>
+static inline void nibbles(const V::i* word, const V::table& table, const float* x, int64_t stride, V::f sums[ROWS][WIDE]) {
     V::f code[WIDE];
-    for (int v = 0; v < WIDE; v++) code[v] = nibble<J, SCALED>(word[v]);
+    for (int v = 0; v < WIDE; v++) code[v] = FORM == T4 ? V::template look_up<J>(table, word[v]) : nibble<J, SCALED>(word[v]);
     for (int r = 0; r < ROWS; r++) {
         V::f each = V::all(x[r * stride + J]);
         for (int v = 0; v < WIDE; v++) sums[r][v] = V::fma(code[v], each, sums[r][v]);
@@ -36,8 +50,8 @@ template <int J, int ROWS, int WIDE, bool SCALED> static inline void nibbles(con
 
 // sums += W x over the columns begin .. end of WIDE vectors of a panel, which begins at `panel`.
 template <int FORM, int ROWS, int WIDE, bool SCALED>
-static inline void columns(const char* panel, int64_t begin, int64_t end, const float* x, int64_t stride, V::f sums[ROWS][WIDE]) {
-    if (FORM == I4) {
+static inline void columns(const char* panel, const V::table& table, int64_t begin, int64_t end, const float* x, int64_t stride, V::f sums[ROWS][WIDE]) {
+    if (in_words(FORM)) {
         for (int64_t k = begin; k < end; k += 8) {
             const char* at = panel + k / 8 * PANEL * 4;
             V::i word[WIDE];
@@ -45,10 +59,10 @@ static inline void columns(const char* panel, int64_t begin, int64_t end, const 
             prefetch(at);
             if (ROWS <= FEW) prefetch(at + 64);
             const float* xk = x + k;
-            nibbles<0, ROWS, WIDE, SCALED>(word, xk, stride, sums), nibbles<1, ROWS, WIDE, SCALED>(word, xk, stride, sums);
-            nibbles<2, ROWS, WIDE, SCALED>(word, xk, stride, sums), nibbles<3, ROWS, WIDE, SCALED>(word, xk, stride, sums);
-            nibbles<4, ROWS, WIDE, SCALED>(word, xk, stride, sums), nibbles<5, ROWS, WIDE, SCALED>(word, xk, stride, sums);
-            nibbles<6, ROWS, WIDE, SCALED>(word, xk, stride, sums), nibbles<7, ROWS, WIDE, SCALED>(word, xk, stride, sums);
+            nibbles<FORM, 0, ROWS, WIDE, SCALED>(word, table, xk, stride, sums), nibbles<FORM, 1, ROWS, WIDE, SCALED>(word, table, xk, stride, sums);
+            nibbles<FORM, 2, ROWS, WIDE, SCALED>(word, table, xk, stride, sums), nibbles<FORM, 3, ROWS, WIDE, SCALED>(word, table, xk, stride, sums);
+            nibbles<FORM, 4, ROWS, WIDE, SCALED>(word, table, xk, stride, sums), nibbles<FORM, 5, ROWS, WIDE, SCALED>(word, table, xk, stride, sums);
+            nibbles<FORM, 6, ROWS, WIDE, SCALED>(word, table, xk, stride, sums), nibbles<FORM, 7, ROWS, WIDE, SCALED>(word, table, xk, stride, sums);
         }
     } else if (FORM == BF16) {
         for (int64_t k = begin; k < end; k += 2) {
@@ -79,12 +93,14 @@ static inline void columns(const char* panel, int64_t begin, int64_t end, const 
         }
     } else {
         for (int64_t k = begin; k < end; k++) {
-            const char* at = panel + (FORM == I8 ? k * PANEL : k * PANEL * 4);
+            const char* at = panel + (in_bytes(FORM) ? k * PANEL : k * PANEL * 4);
             prefetch(at);
             if (FORM == F32 && ROWS <= FEW) prefetch(at + 64);
             V::f weight[WIDE];
             for (int v = 0; v < WIDE; v++)
-                weight[v] = V::kept(FORM == F32 ? V::load((const float*)at + v * V::LANES) : V::to_float(V::signed_bytes(at + v * V::LANES)));
+                weight[v] = V::kept(FORM == F32  ? V::load((const float*)at + v * V::LANES)
+                                    : FORM == I8 ? V::to_float(V::signed_bytes(at + v * V::LANES))
+                                                 : float8<FORM>(at + v * V::LANES));
             for (int r = 0; r < ROWS; r++) {
                 V::f each = V::all(x[r * stride + k]);
                 for (int v = 0; v < WIDE; v++) sums[r][v] = V::fma(weight[v], each, sums[r][v]);
@@ -135,20 +151,22 @@ template <int FORM, int ROWS, int WIDE, bool SCALED> static void some_rows(const
     const char* panel = (const char*)w.data + p * bytes_of<FORM>(w.cols);
     int64_t groups = groups_of(w), group = w.cols / groups, stride = SCALED ? w.cols : in.stride;
     const float *x = SCALED ? in.scaled : in.x + row * in.stride, *totals = in.sums + row * groups;
+    V::table table;
+    if (FORM == T4) table = V::table_of(w.table);
     for (int from = 0; from < PANEL; from += WIDE * V::LANES) {
-        const char* part = panel + from * (FORM == I8 ? 1 : 4);
+        const char* part = panel + from * (in_bytes(FORM) ? 1 : 4);
         for (int64_t g = 0; g < groups; g++) {
             V::f sums[ROWS][WIDE];
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < WIDE; v++) sums[r][v] = V::zero();
-            columns<FORM, ROWS, WIDE, SCALED>(part, g * group, (g + 1) * group, x, stride, sums);
+            columns<FORM, ROWS, WIDE, SCALED>(part, table, g * group, (g + 1) * group, x, stride, sums);
             for (int v = 0; v < WIDE; v++) {
                 int64_t lane = from + v * V::LANES, at = (p * groups + g) * PANEL + lane;
                 V::f scale = V::zero(), shift = V::zero();
                 if (!plain) {
                     V::f zero = V::all(offset<FORM>());
                     if (w.zeros) zero = V::add(zero, V::to_float(V::signed_bytes(w.zeros + at)));
-                    scale = bf16(w.scales + at), shift = V::mul(scale, zero);
+                    scale = scale_at(w, at), shift = V::mul(scale, zero);
                 }
                 for (int r = 0; r < ROWS; r++) {
                     float* to = tile + r * PANEL + lane;
@@ -171,7 +189,7 @@ template <int FORM> static void tile_of(const Matrix& w, int64_t p, const Input&
     static const Some few[] = {0, some_rows<FORM, 1, VECTORS, FORM == I4>, some_rows<FORM, 2, VECTORS, FORM == I4>};
     for (int64_t done = 0; done < rows;) {
         // As many as fit the registers; what is left over in two halves, since one row alone has too few sums to keep the multipliers busy.
-        constexpr int most = FORM == I4 || FORM == BF16 ? 4 : 6;
+        constexpr int most = in_words(FORM) || FORM == BF16 ? 4 : 6;
         int64_t left = rows - done, many = left >= 2 * most || left == most ? most : left > most ? (left + 1) / 2 : left;
         (in.rows <= FEW ? few : by_count)[many](w, p, in, row + done, tile + done * PANEL);
         done += many;
@@ -190,7 +208,10 @@ static void make_tile(const Matrix& w, int64_t p, const Input& in, int64_t row, 
         case F32: return tile_of<F32>(w, p, in, row, rows, tile);
         case BF16: return tile_of<BF16>(w, p, in, row, rows, tile);
         case I8: return tile_of<I8>(w, p, in, row, rows, tile);
-        default: return tile_of<I4>(w, p, in, row, rows, tile);
+        case I4: return tile_of<I4>(w, p, in, row, rows, tile);
+        case T4: return tile_of<T4>(w, p, in, row, rows, tile);
+        case E4M3: return tile_of<E4M3>(w, p, in, row, rows, tile);
+        default: return tile_of<E5M2>(w, p, in, row, rows, tile);
     }
 }
 

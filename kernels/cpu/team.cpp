@@ -134,7 +134,7 @@ int assay_levels() {
 }
 
 int assay_sizes(int which) {
-    const int sizes[] = {sizeof(Matrix), sizeof(Block), sizeof(Model), sizeof(Cache), sizeof(Step)};
+    const int sizes[] = {sizeof(Matrix), sizeof(Block), sizeof(Model), sizeof(Cache), sizeof(Step), sizeof(Ready)};
     return sizes[which];
 }
 
@@ -147,6 +147,12 @@ void assay_forward(int level, int threads, const Model* model, const Cache* cach
     call.shared = scratch.reserve(common + threads * call.stride);
     call.own = call.shared + common;
     call.pool->run(threads, do_forward, &call);
+}
+
+void assay_ready(int level, const Ready* how, float* x, int64_t rows, int64_t width) {
+    std::lock_guard<std::mutex> hold(lock);
+    float* own = (float*)scratch.reserve(rounded(width * 4));
+    for (int64_t row = 0; row < rows; row++) levels[level]->ready(*how, x + row * width, width, own);
 }
 
 void assay_multiply(int level, int threads, const Matrix* matrix, const float* x, float* y, int64_t tokens) {

@@ -28,6 +28,14 @@ struct V {
     static inline i signed_bytes(const void* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
     static inline i unsigned_bytes(const void* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
     static inline i halves(const void* p) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)); }
+    struct table {
+        f low, high;
+    };
+    static inline table table_of(const float* p) { return {load(p), load(p + 8)}; }
+    template <int J> static inline f look_up(const table& t, i word) {  // by bits 4J ... 4J + 3; a permutation reads the lowest three of its index
+        i at = right<4 * J>(word);
+        return _mm256_blendv_ps(_mm256_permutevar8x32_ps(t.low, at), _mm256_permutevar8x32_ps(t.high, at), as_float(left<28 - 4 * J>(word)));
+    }
     static inline f kept(f a) {  // in a register, not loaded again at each use
         asm("" : "+x"(a));
         return a;

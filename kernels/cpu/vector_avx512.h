@@ -28,6 +28,9 @@ struct V {
     static inline i signed_bytes(const void* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
     static inline i unsigned_bytes(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
     static inline i halves(const void* p) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)); }
+    typedef f table;
+    static inline table table_of(const float* p) { return load(p); }
+    template <int J> static inline f look_up(const table& t, i word) { return _mm512_permutexvar_ps(right<4 * J>(word), t); }  // reads four bits
     static inline f kept(f a) {  // in a register, not loaded again at each use
         asm("" : "+v"(a));
         return a;

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "int8": 1}
 EMBEDDING_OR_HEAD = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings", "shared")
-SCALE_OR_ZERO = ("weight_scale", "weight_zero_point", "weight_g_idx", "weight_global_scale", "input_scale", "output_scale")
+RANGES = ("input_scale", "input_zero_point", "output_scale")  # of activations
 
 
 class Stored(NamedTuple):
@@ -77,19 +77,19 @@ def artifact_bytes(directory: Path) -> ArtifactBytes:
     scales, zero points and norms included, and over the quantized tensors alone.
     """
     tensors = stored_tensors(directory)
-    names = {tensor.name for tensor in tensors}
+    packed = {tensor.name.rpartition(".")[0] for tensor in tensors if _is_shared(tensor.name)}
     sums = dict.fromkeys(("code", "scale", "embedding", "other"), 0)
     weights = quantized_weights = quantized_bytes = 0
     for tensor in tensors:
         module, _, part = tensor.name.rpartition(".")
-        quantized = f"{module}.weight_scale" in names
+        quantized = module in packed
         outside = any(word in module.split(".") for word in EMBEDDING_OR_HEAD)
-        is_scale = part in SCALE_OR_ZERO
+        is_scale = part in RANGES or _is_shared(tensor.name)
         is_shape = quantized and part == "weight_shape"
         is_weight = not is_scale and not is_shape
         elements = _elements(tensor, tensors) if part == "weight_packed" else math.prod(tensor.shape)
         weights += elements * is_weight
-        if quantized and part in ("weight", "weight_packed", *SCALE_OR_ZERO):
+        if quantized and (part in ("weight", "weight_packed") or _is_shared(tensor.name)):
             quantized_bytes += tensor.size_bytes
             quantized_weights += elements * is_weight
         if outside:
@@ -136,10 +136,18 @@ def kv_shape(config: Any) -> tuple[int, int, int]:
     return layers, fields.get("num_key_value_heads") or heads, fields.get("head_dim") or fields["hidden_size"] // heads
 
 
+def _is_shared(name: str) -> bool:
+    """Whether a tensor is what the codes of a weight share: scales, zero points, signs, code books, columns kept apart."""
+    part = name.rpartition(".")[2]
+    return part.startswith("weight_") and part not in ("weight_packed", "weight_shape")
+
+
 def _elements(tensor: Stored, tensors: list[Stored]) -> int:
-    """Weights in a packed tensor: its ``weight_shape`` says so."""
+    """Weights in a packed tensor: its ``weight_shape`` says so; without one a byte holds two."""
     name = f"{tensor.name.removesuffix('_packed')}_shape"
     shape = next((other for other in tensors if other.name == name), None)
+    if shape is None and tensor.dtype == "U8":
+        return 2 * math.prod(tensor.shape)
     if shape is None or shape.dtype not in ("I64", "I32"):
         raise ValueError(f"{tensor.name} in {tensor.file} is packed, but {name} does not say how many weights it holds")
     with shape.file.open("rb") as stream:

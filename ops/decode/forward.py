@@ -15,7 +15,7 @@ from torch import Tensor
 from assay.ops.decode.architecture import Architecture, Rope
 from assay.ops.decode.cache import Cache, Step
 from assay.ops.decode.weights import Block, Matrix, Mlp, Weights
-from assay.ops.quantize.grid import Quantized, dequantize
+from assay.ops.quantize.grid import Quantized, dequantize, moved, rows_of
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, queries, keys, values) → what each token attended to
 Hold = Callable[[Matrix, torch.dtype, torch.device], Any]  # a packed matrix → what a kernel multiplies: shape, form, multiply(values)
@@ -127,16 +127,17 @@ class TorchRunner:
             hidden = hidden * self.embedding_scale
         turns = [turn(rope, positions, self.dtype) for rope in self.ropes]
         for index, (layer, block) in enumerate(zip(shape.layers, self.weights.blocks, strict=True)):
-            normed = self._norm(hidden, block.attention_norm)
+            before = block.before
+            normed = before.qkv(self._norm(hidden, block.attention_norm))
             queries, keys, values = (linear(normed, matrix).view(len(ids), -1, shape.head_dim) for matrix in (block.q, block.k, block.v))
             if block.q_norm is not None and block.k_norm is not None:
                 queries, keys = self._norm(queries, block.q_norm), self._norm(keys, block.k_norm)
-            queries, keys = rotate(queries, turns[layer.rope]), rotate(keys, turns[layer.rope])
-            found = linear(attend(index, queries, keys, values), block.o)
+            queries, keys = before.heads(rotate(queries, turns[layer.rope])), before.heads(rotate(keys, turns[layer.rope]))
+            found = linear(before.o(attend(index, queries, keys, values)), block.o)
             hidden = hidden + (found if block.after_attention_norm is None else self._norm(found, block.after_attention_norm))
-            normed = self._norm(hidden, block.mlp_norm)
+            normed = before.gate(self._norm(hidden, block.mlp_norm))
             if block.router is None:
-                found = mlp(normed, block.mlps[0], shape.activation)
+                found = mlp(normed, block.mlps[0], shape.activation, before.down)
             else:
                 found = mixture(
                     normed, block.router, block.mlps, chosen=shape.experts_per_token, activation=shape.activation, every=every_expert
@@ -161,10 +162,10 @@ def linear(values: Float[Tensor, "*batch inputs"], matrix: Matrix) -> Float[Tens
 
 def embed(matrix: Matrix, ids: Int[Tensor, " tokens"], dtype: torch.dtype) -> Float[Tensor, "tokens hidden"]:
     """The rows of the embedding; of a packed one, those asked for are multiplied out."""
-    if isinstance(matrix.weight, Tensor):
+    if not isinstance(matrix.weight, Quantized):
+        assert isinstance(matrix.weight, Tensor)
         return F.embedding(ids, matrix.weight).to(dtype)
-    codes, scales, zeros = matrix.weight
-    return dequantize(Quantized(codes[ids], scales[ids], None if zeros is None else zeros[ids])).to(dtype)
+    return dequantize(rows_of(matrix.weight, ids)).to(dtype)
 
 
 def rms_norm(values: Float[Tensor, "*batch width"], weight: Float[Tensor, " width"], *, eps: float, offset: float) -> Tensor:
@@ -197,11 +198,14 @@ def rotate(values: Float[Tensor, "tokens heads dim"], by: Turn) -> Float[Tensor,
     return values * by.cosine + torch.cat((-second, first), dim=-1) * by.sine
 
 
-def mlp(values: Float[Tensor, "tokens hidden"], weights: Mlp, activation: str) -> Float[Tensor, "tokens hidden"]:
-    """down(activation(gate x) · up x)."""
+def mlp(
+    values: Float[Tensor, "tokens hidden"], weights: Mlp, activation: str, before_down: Callable[[Tensor], Tensor] | None = None
+) -> Float[Tensor, "tokens hidden"]:
+    """down(activation(gate x) · up x), with something done first to what ``down`` reads."""
     gate = linear(values, weights.gate)
     gate = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    return linear(gate * linear(values, weights.up), weights.down)
+    inner = gate * linear(values, weights.up)
+    return linear(inner if before_down is None else before_down(inner), weights.down)
 
 
 def mixture(
@@ -329,18 +333,18 @@ def _in_memory(weights: Weights, dtype: torch.dtype, device: torch.device, hold:
 
     def block(stored: Block) -> Block:
         changed: dict[str, Any] = {
-            name: matrix(part) if isinstance(part, Matrix) else vector(part) for name, part in stored._asdict().items() if name != "mlps"
+            name: matrix(part) if isinstance(part, Matrix) else vector(part)
+            for name, part in stored._asdict().items()
+            if name not in ("mlps", "before")
         }
-        return Block(**changed, mlps=tuple(Mlp(*map(matrix, each)) for each in stored.mlps))
+        return Block(**changed, mlps=tuple(Mlp(*map(matrix, each)) for each in stored.mlps), before=stored.before)
 
     head = matrix(weights.head)
     embedding = weights.embedding
     if embedding is weights.head and isinstance(head, Matrix):
         embedding = head
     elif isinstance(embedding.weight, Quantized):
-        codes, scales, zeros = embedding.weight
-        there = Quantized(codes.to(device), scales.to(device), None if zeros is None else zeros.to(device))
-        embedding = embedding._replace(weight=there)
+        embedding = embedding._replace(weight=moved(embedding.weight, device))
     else:
         embedding = matrix(embedding)
     norm = vector(weights.norm)

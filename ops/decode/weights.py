@@ -3,42 +3,64 @@
 Names are those of transformers' checkpoints of the families in ``architecture``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig
 
 from assay.ops.decode.architecture import Architecture, architecture, require_family
-from assay.ops.models.dense import read_config, weight_files
-from assay.ops.quantize.grid import Quantized, dequantize
-from assay.ops.quantize.pack import unpack
+from assay.ops.models.dense import read_config
+from assay.ops.quantize.activations import Activations, quantize_activations
+from assay.ops.quantize.layout import Packed
+from assay.ops.quantize.read import read_weights, require_known
+from assay.ops.quantize.rotate import Online
+from assay.ops.quantize.runtime import Runtime, describe, runtime_of
 
 
 class Matrix(NamedTuple):
-    """One linear map y = W x + b. ``weight`` is W [out, in] in a float dtype, or its ``bits``-bit codes with scales [out, groups]."""
+    """One linear map y = W x + b. ``weight`` is W [out, in] in a float dtype, or packed."""
 
-    weight: Tensor | Quantized
+    weight: Tensor | Packed
     bias: Float[Tensor, " out"] | None = None
-    bits: int | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        rows, cols = (self.weight.codes if isinstance(self.weight, Quantized) else self.weight).shape
+        rows, cols = self.weight.shape
         return rows, cols
 
     @property
     def form(self) -> str:
         """How the weight is stored: ``bfloat16``, ``float32``, ``int4``, …"""
-        return f"int{self.bits}" if isinstance(self.weight, Quantized) else str(self.weight.dtype).removeprefix("torch.")
+        return str(self.weight.dtype).removeprefix("torch.") if isinstance(self.weight, Tensor) else self.weight.form
 
     def dense(self, dtype: torch.dtype) -> Float[Tensor, "out in"]:
         """The weight in a float dtype; codes are multiplied out in float32 first."""
-        return (dequantize(self.weight) if isinstance(self.weight, Quantized) else self.weight).to(dtype)
+        return (self.weight if isinstance(self.weight, Tensor) else self.weight.dense()).to(dtype)
+
+
+class Ready(NamedTuple):
+    """What is done to an input before matrices read it: a rotation, then rounding."""
+
+    online: Online | None = None
+    activations: Activations | None = None
+
+    def __call__(self, values: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
+        values = values if self.online is None else self.online.turn(values)
+        return values if self.activations is None else quantize_activations(values, self.activations)
+
+
+class Before(NamedTuple):
+    """The same for each of the four inputs of a block, and ``heads`` for queries and keys after the rotary embedding."""
+
+    qkv: Ready = Ready()
+    o: Ready = Ready()
+    gate: Ready = Ready()
+    down: Ready = Ready()
+    heads: Ready = Ready()
 
 
 class Mlp(NamedTuple):
@@ -64,6 +86,7 @@ class Block(NamedTuple):
     after_mlp_norm: Tensor | None
     router: Tensor | None
     mlps: tuple[Mlp, ...]
+    before: Before = Before()
 
 
 class Weights(NamedTuple):
@@ -90,7 +113,7 @@ class Weights(NamedTuple):
 
 
 def open_weights(directory: Path) -> tuple[Architecture, Weights]:
-    """Read a checkpoint of ours: dense, or packed by ``ops/quantize/pack.py``, whose integers are kept.
+    """Read a checkpoint: dense, or packed, whose codes are kept.
 
     Raises:
         FileNotFoundError: no checkpoint in ``directory``.
@@ -98,14 +121,16 @@ def open_weights(directory: Path) -> tuple[Architecture, Weights]:
     """
     config = read_config(directory)
     require_family(config)
-    bits = _bits(config.get("quantization_config"), directory)
-    stored: dict[str, Tensor] = {}
-    for path in weight_files(directory):
-        with safe_open(path, framework="pt") as file:
-            stored |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    require_known(directory)
+    runtime = runtime_of(config)
+    stored = read_weights(directory)
     shape = architecture(AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False))
     try:
-        return shape, assemble(shape, stored, bits=bits)
+        weights = assemble(shape, stored.dense, stored.packed)
+        if runtime and shape.experts:
+            raise ValueError("activations and online rotations of a mixture of experts are not run by the engine; without them it runs")
+        blocks = (block._replace(before=_before(runtime, index)) for index, block in enumerate(weights.blocks))
+        return shape, weights._replace(blocks=tuple(blocks)) if runtime else weights
     except ValueError as error:
         error.add_note(f"in {directory}")
         raise
@@ -115,18 +140,16 @@ def weights_of(model: Any) -> tuple[Architecture, Weights]:
     """The same of a transformers model in memory, whose tensors are shared, not copied."""
     config = model.config.get_text_config(decoder=True)
     shape = architecture(config)
-    return shape, assemble(shape, {name: tensor.detach() for name, tensor in model.state_dict().items()}, bits=None)
+    return shape, assemble(shape, {name: tensor.detach() for name, tensor in model.state_dict().items()}, {})
 
 
-def assemble(shape: Architecture, stored: Mapping[str, Tensor], *, bits: int | None) -> Weights:
-    """Put the stored tensors where they belong, each once.
+def assemble(shape: Architecture, stored: Mapping[str, Tensor], packed: Mapping[str, Packed]) -> Weights:
+    """Put the stored tensors, and the packed weights by the names of their layers, where they belong, each once.
 
-    Args:
-        bits: of the packed ones.
     Raises:
         ValueError: some are missing, or left over.
     """
-    unused = set(stored)
+    unused = {*stored, *packed}
 
     def take(name: str) -> Tensor:
         if name not in stored:
@@ -136,21 +159,15 @@ def assemble(shape: Architecture, stored: Mapping[str, Tensor], *, bits: int | N
 
     def matrix(name: str) -> Matrix:
         bias = take(f"{name}.bias") if f"{name}.bias" in stored else None
-        if f"{name}.weight_packed" not in stored:
+        if name not in packed:
             return Matrix(take(f"{name}.weight"), bias)
-        assert bits is not None
-        rows, cols = take(f"{name}.weight_shape").tolist()
-        scales = take(f"{name}.weight_scale")
-        codes = unpack(take(f"{name}.weight_packed"), bits=bits, shape=(rows, cols))
-        zeros = None
-        if f"{name}.weight_zero_point" in stored:
-            zeros = unpack(take(f"{name}.weight_zero_point"), bits=bits, shape=(rows, scales.shape[1]), along_rows=True)
-        return Matrix(Quantized(codes, scales, zeros), bias, bits)
+        unused.discard(name)
+        return Matrix(packed[name], bias)
 
     embedding = matrix("model.embed_tokens")
-    blocks = tuple(_block(shape, f"model.layers.{index}", take, matrix, stored) for index in range(len(shape.layers)))
+    blocks = tuple(_block(shape, f"model.layers.{index}", take, matrix, {*stored, *packed}) for index in range(len(shape.layers)))
     norm = take("model.norm.weight")
-    own_head = "lm_head.weight" in stored or "lm_head.weight_packed" in stored
+    own_head = "lm_head.weight" in stored or "lm_head" in packed
     if not shape.tied and not own_head:
         raise ValueError("lm_head.weight is missing, and the config does not tie the head to the embedding")
     head = embedding
@@ -164,13 +181,16 @@ def assemble(shape: Architecture, stored: Mapping[str, Tensor], *, bits: int | N
 
 
 def _block(
-    shape: Architecture, prefix: str, take: Callable[[str], Tensor], matrix: Callable[[str], Matrix], stored: Mapping[str, Tensor]
+    shape: Architecture, prefix: str, take: Callable[[str], Tensor], matrix: Callable[[str], Matrix], names: Collection[str]
 ) -> Block:
     attention = f"{prefix}.self_attn"
     router, mlps = None, ()
     if not shape.experts:
         mlps = (Mlp(*(matrix(f"{prefix}.mlp.{part}_proj") for part in ("gate", "up", "down"))),)
-    elif f"{prefix}.mlp.experts.gate_up_proj" in stored:  # as transformers keeps them in memory
+    elif f"{prefix}.mlp.experts.0.gate_proj" in names:  # one by one, as we pack them
+        router, parts = take(f"{prefix}.mlp.gate.weight"), ("gate_proj", "up_proj", "down_proj")
+        mlps = tuple(Mlp(*(matrix(f"{prefix}.mlp.experts.{expert}.{part}") for part in parts)) for expert in range(shape.experts))
+    elif f"{prefix}.mlp.experts.gate_up_proj" in names:  # as transformers keeps them in memory
         router = take(f"{prefix}.mlp.gate.weight")
         both, down = take(f"{prefix}.mlp.experts.gate_up_proj"), take(f"{prefix}.mlp.experts.down_proj")
         mlps = tuple(Mlp(*map(Matrix, (*both[expert].chunk(2), down[expert]))) for expert in range(shape.experts))
@@ -195,22 +215,31 @@ def _block(
     )
 
 
+def _before(runtime: Runtime, index: int) -> Before:
+    """What runs before the matrices of block ``index``; those that read one input round it alike."""
+    prefix = f"model.layers.{index}"
+    turns = {(each.module, each.where): each for each in runtime.online}
+    known = {"self_attn.o_proj": "o", "mlp.down_proj": "down"}
+    unknown = [each.module for each in runtime.online if each.where == "input" and each.module not in known]
+    if unknown:
+        raise ValueError(f"a rotation before {unknown[0]} is asked for; the engine runs those before {' and '.join(known)}, and of heads")
+
+    def ready(*names: str) -> Ready:
+        rounded = [runtime.activations.get(f"{prefix}.{name}") for name in names]
+        if any(
+            describe(Runtime({"": each} if each else {})) != describe(Runtime({"": rounded[0]} if rounded[0] else {})) for each in rounded
+        ):
+            raise ValueError(f"{', '.join(names)} of {prefix} read one input and round it differently; the engine rounds it once")
+        return Ready(turns.get((names[0], "input")), rounded[0])
+
+    return Before(
+        ready("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ready("self_attn.o_proj"), ready("mlp.gate_proj", "mlp.up_proj"),
+        ready("mlp.down_proj"), Ready(turns.get(("self_attn", "after_rope"))),
+    )  # fmt: skip
+
+
 def _same(one: Matrix, other: Matrix) -> bool:
     """Whether two dense matrices are one tensor, in memory or by value."""
-    if isinstance(one.weight, Quantized) or isinstance(other.weight, Quantized):
+    if not isinstance(one.weight, Tensor) or not isinstance(other.weight, Tensor):
         return False
     return one.weight.data_ptr() == other.weight.data_ptr() or one.weight.equal(other.weight)
-
-
-def _bits(quantization: dict[str, Any] | None, directory: Path) -> int | None:
-    if not quantization:
-        return None
-    groups = quantization.get("config_groups", {}).values()
-    widths = {group["weights"]["num_bits"] for group in groups}
-    ordered = any(group["weights"].get("actorder") for group in groups)
-    if quantization.get("format") != "pack-quantized" or len(widths) != 1 or ordered:
-        raise ValueError(
-            f"{directory} is quantized as {quantization.get('quant_method')}/{quantization.get('format')} in {sorted(widths)} bits; the engine runs "
-            "dense checkpoints and pack-quantized ones of one width without activation order"
-        )
-    return widths.pop()

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
+RUNTIME_KEY = "assay"  # where config.json says what runs beside the weights
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
     "vocab.json", "merges.txt", "vocab.txt", "*.model", "*.tiktoken",
@@ -56,13 +57,18 @@ def weights_path(directory: Path) -> str:
     return "dequantized" if read_config(directory).get("quantization_config") else "dense"
 
 
-def require_dense(directory: Path, what: str) -> None:
-    """Refuse a quantized parent.
+def require_dense(directory: Path, what: str, *, runtime: bool = False) -> None:
+    """Refuse a quantized parent, and one that needs more than its weights to be run.
 
+    Args:
+        runtime: take the latter.
     Raises:
-        ValueError: ``what`` (a step) was put after a quantization, whose packed integers it cannot change.
+        ValueError: ``what`` (a step) was put after a quantization, whose packed integers it cannot change, or after a rotation that goes on at run time.
     """
-    found = read_config(directory).get("quantization_config")
+    config = read_config(directory)
+    found = config.get("quantization_config")
+    if RUNTIME_KEY in config and not found and not runtime:
+        raise ValueError(f"{what} reads weights alone, but its parent is rotated with online transforms; put {what} before the rotation")
     if found:
         raise ValueError(
             f"{what} changes dense weights, but its parent is already quantized ({found.get('quant_method', 'unknown method')}, "
@@ -168,14 +174,14 @@ def save_checkpoint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
 
 def write_weights(model: PreTrainedModel, directory: Path, state: dict[str, Tensor] | None = None) -> None:
     """Config, generation config and safetensors of ``model``, or of ``state`` in its place, readable by whoever can read the config."""
-    _keep_greedy(model)
+    keep_greedy(model)
     with quiet():
         model.save_pretrained(directory, state_dict=state)
     for path in weight_files(directory):  # they are written for their owner alone
         path.chmod((Path(directory) / "config.json").stat().st_mode)
 
 
-def _keep_greedy(model: PreTrainedModel) -> None:
+def keep_greedy(model: PreTrainedModel) -> None:
     """Drop sampling numbers of a generation config that does not sample: published models have them, and saving them is refused."""
     config = model.generation_config
     if config is not None and not config.do_sample:

@@ -3,6 +3,7 @@
 Not here: where blocks, embedding and head are (``structure.py``), or what changes a matrix.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -69,6 +70,18 @@ def parts(mixture: nn.Module, expert: int) -> dict[str, Tensor]:
     """``gate_proj``, ``up_proj`` and ``down_proj`` of one expert: views [out, in]."""
     gate, up = _parameter(mixture, "gate_up_proj")[expert].chunk(2)
     return {"gate_proj": gate, "up_proj": up, "down_proj": _parameter(mixture, "down_proj")[expert]}
+
+
+def fuse(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of fused mixtures that hold these matrices of all their experts, named as by :func:`weight_views`; other names are left out."""
+    found: dict[str, Tensor] = {}
+    for mixture in {name.rpartition(".experts.")[0] for name in weights if ".experts." in name}:
+        prefix = f"{mixture}.experts"
+        total = len({name.removeprefix(f"{prefix}.").split(".")[0] for name in weights if name.startswith(f"{prefix}.")})
+        both = [torch.cat([weights[f"{prefix}.{each}.{part}"] for part in ("gate_proj", "up_proj")]) for each in range(total)]
+        found[f"{prefix}.gate_up_proj"] = torch.stack(both)
+        found[f"{prefix}.down_proj"] = torch.stack([weights[f"{prefix}.{each}.down_proj"] for each in range(total)])
+    return found
 
 
 def inner(mixture: nn.Module, expert: int, inputs: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens inner"]:

@@ -18,6 +18,7 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # bits 0 to 2 of a code;
 LARGEST = {"e2m1": 6.0, "nf4": 1.0, "ternary": 1.0, "e4m3": 448.0, "e5m2": 57_344.0}
 LARGEST_EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}
 MANTISSA_BITS = {"e2m1": 1, "e4m3": 3, "e5m2": 2}
+TABLES = ("e2m1", "nf4")  # whose codes are places in a table of sixteen
 BITS = {"ternary": 2, "e2m1": 4, "nf4": 4, "e4m3": 8, "e5m2": 8}  # of a code in a byte or less; the bits of ``int`` are free
 
 

@@ -85,6 +85,20 @@ class Quantized(NamedTuple):
     format: Format
     order: Int[Tensor, " cols"] | None = None
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, cols = self.codes.shape
+        return rows, cols
+
+    @property
+    def form(self) -> str:
+        """How it is stored, in a word: the format's name."""
+        return self.format.name
+
+    def dense(self) -> Float[Tensor, "rows cols"]:
+        """The whole weight in float32."""
+        return dequantize(self)
+
 
 def quantize(weight: Float[Tensor, "rows cols"], format: Format, *, shrink: Float[Tensor, "blocks groups"] | float = 1.0) -> Quantized:
     """Round a weight to nearest in ``format``.
@@ -177,6 +191,24 @@ def dequantize(quantized: Quantized) -> Float[Tensor, "rows cols"]:
     if shared.zeros is not None:
         values = values - shared.zeros.float()[:, order.long()]
     return values * shared.effective[:, order.long()]
+
+
+def rows_of(quantized: Quantized, rows: Int[Tensor, " some"]) -> Quantized:
+    """Some rows of a weight whose groups lie within rows."""
+    codes, shared, format, order = quantized
+    scales, zeros, factor, _ = shared
+    if len(scales) == len(codes):  # else they are shared by all rows
+        scales, zeros = scales[rows], None if zeros is None else zeros[rows]
+    elif len(scales) > 1:
+        scales = scales[rows // (len(codes) // len(scales))]
+    return Quantized(codes[rows], Scales(scales, zeros, factor), format, order)
+
+
+def moved(quantized: Quantized, device: torch.device | str) -> Quantized:
+    """The same on another device."""
+    codes, shared, format, order = quantized
+    there = [None if part is None else part.to(device) for part in shared[:3]]
+    return Quantized(codes.to(device), Scales(*there), format, None if order is None else order.to(device))  # type: ignore[arg-type]
 
 
 def require_fit(shape: tuple[int, ...], format: Format) -> None:

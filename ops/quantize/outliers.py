@@ -24,6 +24,15 @@ class Split(NamedTuple):
     kept: Float[Tensor, "rows chosen"]
     columns: Int[Tensor, " chosen"]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.rest.shape
+
+    @property
+    def form(self) -> str:
+        """How it is stored, in a few words."""
+        return f"{self.rest.form} with columns in {str(self.kept.dtype).removeprefix('torch.')}"
+
     def dense(self) -> Float[Tensor, "rows cols"]:
         """The whole weight in float32: its kept columns are exactly those kept."""
         weight = dequantize(self.rest)
@@ -35,9 +44,10 @@ def above(largest: Float[Tensor, " cols"], threshold: float = 6.0) -> Int[Tensor
     """The columns whose input is ever above ``threshold`` in size, ascending.
 
     Args:
-        largest: max \\|x\\| of each input channel, as ``statistics.largest_inputs`` gives it.
+        largest: max |x| of each input channel, as ``statistics.largest_inputs`` gives it.
     Source:
-        Dettmers et al. 2022 (LLM.int8), §3.2, arXiv:2208.07339. Theirs looks at each batch anew; this set is fixed by calibration, so that it can be stored.
+        Dettmers et al. 2022 (LLM.int8), §3.2, arXiv:2208.07339. Theirs looks at each batch anew; this set is fixed by calibration, so that
+        it can be stored.
     """
     return (largest > threshold).nonzero()[:, 0]
 
@@ -46,7 +56,7 @@ def share(salience: Float[Tensor, " cols"], percent: str | int | Fraction) -> In
     """The ⌈cols · percent / 100⌉ columns of most salience, ascending; of equal ones the earlier.
 
     Args:
-        salience: such as max \\|x\\| or mean \\|x\\| of the inputs, or the norm of the weight's columns as a control.
+        salience: such as max |x| or mean |x| of the inputs, or the norm of the weight's columns as a control.
         percent: exact, such as ``"0.5"``.
     Raises:
         ValueError: not from 0 to 100, or a salience that is not finite.
@@ -77,7 +87,8 @@ def split(
 
 
 def multiply(values: Float[Tensor, "*tokens cols"], weight: Split, activations: Activations | None = None) -> Float[Tensor, "*tokens rows"]:
-    """The product with a split weight, in float32: codes with rounded inputs, whose range leaves the kept channels out, and kept columns with exact ones.
+    """The product with a split weight, in float32: codes with rounded inputs, whose range leaves the kept channels out, and kept columns
+    with exact ones.
 
     Args:
         activations: how the inputs of the rest are rounded; not at all when None.

@@ -13,7 +13,7 @@ from assay.ops.decode.forward import TorchRunner
 from assay.ops.decode.generate import generate
 from assay.ops.decode.session import Session
 from assay.ops.decode.weights import weights_of
-from assay.ops.quantize.grid import quantize
+from assay.ops.quantize.grid import Format, quantize
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # for time; tests of the ops themselves check them
 TEXT = torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -230,7 +230,7 @@ def packed(weights, bits):
     """The same weights with every linear map of the blocks rounded to ``bits``."""
 
     def rounded(matrix):
-        return matrix._replace(weight=quantize(matrix.weight, bits=bits, group_size=32, symmetric=True), bits=bits)
+        return matrix._replace(weight=quantize(matrix.weight, Format("int", bits, 32, symmetric=True)))
 
     blocks = tuple(
         block._replace(

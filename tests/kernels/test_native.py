@@ -15,11 +15,17 @@ from assay.ops.decode.architecture import Architecture
 from assay.ops.decode.forward import TorchRunner
 from assay.ops.decode.generate import generate
 from assay.ops.decode.session import Session
-from assay.ops.decode.weights import Block, Matrix, Mlp, Weights, weights_of
+from assay.ops.decode.weights import Block, Matrix, Mlp, Ready, Weights, open_weights, weights_of
 from assay.ops.kv.cache import to_e4m3, to_int8_rows
-from assay.ops.quantize.grid import Quantized, quantize
-from assay.ops.quantize.pack import save_packed
+from assay.ops.models import structure
+from assay.ops.models.checkpoint import load_model
+from assay.ops.quantize.activations import Activations, quantize_activations
+from assay.ops.quantize.elements import decode
+from assay.ops.quantize.grid import Format, Quantized, Scales, quantize
+from assay.ops.quantize.rotate import Online, rotate
 from assay.ops.quantize.rtn import rtn
+from assay.ops.quantize.runtime import Runtime
+from assay.ops.quantize.write import save_packed
 
 pytestmark = pytest.mark.skipif(not native.levels(), reason="no compiler, or neither AVX2 nor AVX-512")
 TEXT = torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -47,8 +53,13 @@ def test_products_of_any_shape_are_those_of_torch(form, rows, groups, words, tok
     weight = torch.randn(rows, groups * words * 8, generator=random)
     bias = torch.randn(rows, generator=random) if biased else None
     if form.startswith("int"):
-        bits = int(form[3:])
-        matrix = Matrix(quantize(weight, bits=bits, group_size=words * 8, symmetric=symmetric), bias, bits)
+        matrix = Matrix(quantize(weight, Format("int", int(form[3:]), words * 8, symmetric=symmetric)), bias)
+    elif form == "table4":
+        format = Format("nf4", 4, words * 8, scale="float32") if symmetric else Format("e2m1", 4, words * 8, scale="e4m3")
+        matrix = Matrix(quantize(weight, format), bias)
+    elif form.startswith("e"):
+        format = Format(form, 8, words * 8, rows) if symmetric else Format(form, 8, -1, scale="float32")
+        matrix = Matrix(quantize(weight, format), bias)
     else:
         matrix = Matrix(weight.to(getattr(torch, form)), bias)
     laid = panels(matrix)
@@ -79,21 +90,78 @@ def test_every_code_of_every_width_is_multiplied_exactly(level):
             codes = (torch.arange(256) % 2**bits + low).to(torch.int8).view(4, 64)
             scales = torch.tensor([[0.5, 3.0], [1.0, 0.125], [2.0**-20, 7.0], [1.5, 1.0]], dtype=torch.bfloat16)
             zeros = None if symmetric else torch.tensor([[low, high], [0, 1], [-1, 0], [high, low]], dtype=torch.int8)
-            matrix = Matrix(Quantized(codes, scales, zeros), None, bits)
+            matrix = Matrix(Quantized(codes, Scales(scales, zeros), Format("int", bits, 32, symmetric=symmetric)))
             assert native.multiply(panels(matrix), torch.eye(64), level=level).T.equal(matrix.dense(torch.float32))
+
+
+def test_every_code_of_the_tables_and_small_floats_is_multiplied_exactly(level):
+    formats = [
+        Format("nf4", 4, 32, scale="float32"), Format("e2m1", 4, 32, scale="e8m0"), Format("e2m1", 4, 16, scale="e4m3"), Format("e4m3", 8, 32),
+        Format("e5m2", 8, 0), Format("e4m3", 8, 32, 2), Format("ternary", 2, 0),
+    ]  # fmt: skip
+    for format in formats:
+        weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+        found = quantize(weight, format)
+        codes = torch.arange(256).to(torch.uint8).view(torch.int8).view(4, 64)
+        if format.element in ("e4m3", "e5m2"):
+            values = decode(codes, format.element)
+            codes = torch.where(values.isfinite(), codes, 0)  # a finite weight never becomes one of the others
+        else:
+            codes = codes % 16 if format.bits == 4 else codes.sign()
+        matrix = Matrix(found._replace(codes=codes.to(torch.int8)))
+        assert native.multiply(panels(matrix), torch.eye(64), level=level).T.equal(matrix.dense(torch.float32))
+
+
+@pytest.mark.parametrize("per", ["token", "tensor"])
+@pytest.mark.parametrize(("format", "symmetric"), [("int8", True), ("int8", False), ("int4", True), ("int4", False), ("fp8_e4m3", True)])
+def test_inputs_are_rounded_to_the_numbers_that_torch_rounds_them_to(format, symmetric, per, level):
+    x = torch.randn(40, 96, generator=torch.Generator().manual_seed(3)) * torch.logspace(-6, 3, 40)[:, None]
+    x[5], x[6, 3], x[7] = 0, 50, -x[7].abs()
+    fixed = {"scale": torch.tensor([0.03]), "zero": None if symmetric else torch.tensor([-3.0])} if per == "tensor" else {}
+    how = Activations(format, per, symmetric, clip=0.9 if per == "token" else 1.0, **fixed)
+    assert native.make_ready(Ready(activations=how), x, level=level).equal(quantize_activations(x, how))
+    x[9, 1] = torch.nan
+    found, expected = native.make_ready(Ready(activations=how), x, level=level), quantize_activations(x, how)
+    assert found.isnan().equal(expected.isnan()) and found.nan_to_num(0).equal(expected.nan_to_num(0))
+
+
+@pytest.mark.parametrize(
+    ("width", "size", "stride"), [(64, 64, 1), (576, 576, 1), (1536, 1536, 1), (128, 16, 1), (96, 4, 8), (192, 12, 16), (60, 20, 1)]
+)
+def test_inputs_are_turned_as_torch_turns_them(width, size, stride, level):
+    x = torch.randn(3, width, generator=torch.Generator().manual_seed(4))
+    online = Online("mlp.down_proj", "input", size, stride)
+    assert (native.make_ready(Ready(online=online), x, level=level) - online.turn(x)).abs().max() < 2e-6 * x.abs().max() * 10
+
+
+def test_a_rotated_model_with_rounded_inputs_runs_natively_as_in_torch(tl8, tmp_path, level):
+    """Rounding makes a step of what was a hair: the last bits of a sum decide which. So most logits agree closely, and none is far off."""
+    transforms = rotate(tl8, online=("down", "heads", "qk"))
+    names = list(structure.block_linears(tl8))
+    runtime = Runtime(dict.fromkeys(names, Activations("int8")), transforms)
+    save_packed(tl8, None, tmp_path, rtn(tl8, Format("int", 8, 32)).layers, runtime=runtime)
+    shape, weights = open_weights(tmp_path)
+    runner = native.NativeRunner(shape, weights, level=level)
+    assert runner.path.endswith("int8+float32 weights, inputs rounded to int8, online rotations")
+    found, plain = (Session(each, capacity=40).read([TEXT], keep=40)[0] for each in (runner, TorchRunner(shape, weights)))
+    with torch.no_grad():
+        assert torch.equal(plain, load_model(tmp_path)(torch.tensor([TEXT])).logits[0])
+    assert (found - plain).abs().median() < 0.02 * plain.std() and (found - plain).abs().max() < 0.5 * plain.std()
+    session = Session(runner, rows=2, capacity=40)
+    assert session.read([TEXT, TEXT[:3]], keep=[40, 1])[0].equal(found)
 
 
 def test_what_fits_no_lane_runs_in_another_form_that_says_so(tl8):
     weight = torch.randn(8, 36)
-    assert (
-        panels(Matrix(quantize(weight, bits=4, group_size=12, symmetric=True), None, 4)).form == "int8"
-    )  # no whole words of eight columns
-    assert panels(Matrix(quantize(weight, bits=3, group_size=36, symmetric=True), None, 3)).form == "int8"
+    assert panels(Matrix(quantize(weight, Format("int", 4, 12, symmetric=True)))).form == "int8"  # no whole words of eight columns
+    assert panels(Matrix(quantize(weight, Format("int", 3, 36, symmetric=True)))).form == "int8"
     assert panels(Matrix(weight[:, :35].bfloat16())).form == "float32"  # an odd number of columns
     assert panels(Matrix(weight.half())).form == "float32"
-    exact = quantize(weight, bits=8, group_size=12, symmetric=True)
-    other = Matrix(exact._replace(scales=exact.scales.float() * 1.001), None, 8)
-    assert panels(other).form == "float32"  # scales that bfloat16 cannot hold
+    exact = quantize(weight, Format("int", 8, 12, symmetric=True))
+    other = Matrix(exact._replace(shared=Scales(exact.shared.scales.float() * 1.001)))
+    assert (laid := panels(other)).form == "int8" and laid.scales.dtype == torch.float32  # scales that bfloat16 cannot hold
+    ordered = Matrix(exact._replace(order=torch.arange(36) % 3))
+    assert panels(ordered).form == "float32"  # groups that are not contiguous
     x = torch.randn(3, 36)
     assert torch.allclose(native.multiply(panels(other), x, level=native.levels()[0]), product(other, x).float(), atol=1e-4)
     shape, weights = weights_of(tl8)
@@ -208,10 +276,10 @@ def stored_value(like: Architecture, row, kv_format):
 @pytest.mark.parametrize("policy", [("skip", "skip"), ("quantize", "quantize"), ("quantize", "untie")])
 def test_a_packed_checkpoint_runs_packed_as_the_model_that_it_dequantizes_to(make_decoder, full_logits, tmp_path, bits, symmetric, policy):
     model = make_decoder("qwen2 with a bias")
-    settings = {"bits": bits, "group_size": 32, "symmetric": symmetric}
-    rounded = rtn(model, **settings, embeddings=policy[0], head=policy[1])
+    format = Format("int", bits, 32, symmetric=symmetric)
+    rounded = rtn(model, format, embeddings=policy[0], head=policy[1])
     expected = full_logits(model, TEXT)
-    save_packed(model, None, tmp_path, rounded.layers, **settings)
+    save_packed(model, None, tmp_path, rounded.layers)
     runner = open_runner(tmp_path)
     assert isinstance(runner, native.NativeRunner)
     lanes = {3: "int4 from int3", 4: "int4", 8: "int8"}[bits]

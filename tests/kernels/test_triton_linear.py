@@ -16,7 +16,7 @@ triton = pytest.importorskip("triton", reason="Triton is for Linux on x86-64, or
 from assay.kernels import triton_linear, triton_norm  # noqa: E402
 from assay.kernels.triton_linear import INPUTS, OUTPUTS, PROGRAMS, Lanes, hold, split  # noqa: E402
 from assay.ops.decode.weights import Matrix  # noqa: E402
-from assay.ops.quantize.grid import quantize  # noqa: E402
+from assay.ops.quantize.grid import Format, quantize  # noqa: E402
 from assay.ops.quantize.pack import pack  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_kernels_compile_to_machine_code_for_devices_that_are_not_here(name, tar
 
 def quantized(rows, cols, group, bits, symmetric=True) -> Matrix:
     weight = torch.randn(rows, cols, generator=torch.Generator().manual_seed(0))
-    return Matrix(quantize(weight, bits=bits, group_size=group, symmetric=symmetric), torch.ones(rows), bits)
+    return Matrix(quantize(weight, Format("int", bits, group, symmetric=symmetric)), torch.ones(rows))
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_codes_lie_in_the_narrowest_lanes_that_hold_them(bits, lane, form):
     held = hold(matrix, torch.bfloat16, CPU)
     assert isinstance(held, Lanes) and (held.form, held.lane, held.shape) == (form, lane, (6, 64))
     assert held.words.nbytes == 6 * 64 * lane // 8
-    assert held.words.equal(pack(matrix.weight.codes, bits=lane)) and held.scales.equal(matrix.weight.scales)
+    assert held.words.equal(pack(matrix.weight.codes, bits=lane)) and held.scales.equal(matrix.weight.shared.scales)
     assert held.bias is not None and held.bias.dtype == torch.bfloat16
 
 
 def test_words_worked_by_hand():
     codes = torch.tensor([[-8, -7, -6, -1, 0, 1, 6, 7]], dtype=torch.int8)
-    matrix = Matrix(quantize(torch.ones(1, 8), bits=4, group_size=8, symmetric=True)._replace(codes=codes), None, 4)
+    matrix = Matrix(quantize(torch.ones(1, 8), Format("int", 4, 8, symmetric=True))._replace(codes=codes))
     assert [word & 0xFFFFFFFF for word in hold(matrix, torch.float32, CPU).words[0].tolist()] == [0xFE987210]
 
 

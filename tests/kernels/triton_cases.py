@@ -17,7 +17,7 @@ from assay.ops.decode import forward  # noqa: E402
 from assay.ops.decode.forward import TorchRunner  # noqa: E402
 from assay.ops.decode.session import Session  # noqa: E402
 from assay.ops.decode.weights import Matrix, weights_of  # noqa: E402
-from assay.ops.quantize.grid import quantize  # noqa: E402
+from assay.ops.quantize.grid import Format, quantize  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # bits, rows, cols, group, symmetric, splits: rows that fill no program, columns that fill no block, groups inside and across blocks, one group a row.
@@ -60,7 +60,7 @@ def make(bits, rows, cols, group, symmetric, splits=1, *, dtype=torch.float32, b
     random = torch.Generator().manual_seed(seed)
     weight = torch.randn(rows, cols, generator=random)
     bias = torch.randn(rows, generator=random) if biased else None
-    matrix = Matrix(quantize(weight, bits=bits, group_size=group, symmetric=symmetric), bias, bits)
+    matrix = Matrix(quantize(weight, Format("int", bits, group, symmetric=symmetric)), bias)
     held = hold(matrix, dtype, DEVICE)
     assert isinstance(held, Lanes) and held.shape == (rows, cols)
     return matrix, held._replace(splits=splits)
@@ -157,13 +157,12 @@ def test_norms_are_those_of_the_op(shape, offset, dtype):
 def test_a_packed_decoder_has_the_logits_of_the_same_weights_multiplied_out(make_decoder):
     bits = 4
     shape, weights = weights_of(make_decoder("gemma3", num_hidden_layers=2))
-    head = Matrix(quantize(weights.head.weight, bits=bits, group_size=32, symmetric=False), None, bits)
+    head = Matrix(quantize(weights.head.weight, Format("int", bits, 32, symmetric=False)))
     first, *rest = weights.blocks
     first = first._replace(
-        q=first.q._replace(weight=quantize(first.q.weight, bits=bits, group_size=32, symmetric=True), bits=bits),
+        q=first.q._replace(weight=quantize(first.q.weight, Format("int", bits, 32, symmetric=True))),
         mlps=tuple(
-            type(mlp)(*(Matrix(quantize(each.weight, bits=bits, group_size=16, symmetric=False), None, bits) for each in mlp))
-            for mlp in first.mlps
+            type(mlp)(*(Matrix(quantize(each.weight, Format("int", bits, 16, symmetric=False))) for each in mlp)) for mlp in first.mlps
         ),
     )
     weights = weights._replace(embedding=head, head=head, blocks=(first, *rest))  # tied and packed

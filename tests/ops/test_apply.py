@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from assay.ops import apply as applied
-from assay.ops.apply import apply, import_base
+from assay.ops.apply import apply, import_base, maker
 from assay.ops.models.checkpoint import load_model, load_tokenizer
 from assay.ops.prune.depth import angular_distances, block_influence
 from assay.schemas.base import Base, Packaged, Shape
-from assay.schemas.steps import WEIGHT_STEPS, Calibration, PruneDepth, Quantize
+from assay.schemas.steps import Calibration, PruneDepth, Quantize, Rotate, Smooth
+from assay.warehouse.fingerprint import fingerprint
 
 IDS = torch.arange(3, 43).unsqueeze(0)
 
@@ -67,7 +68,7 @@ def test_pruning_by_angle_takes_one_run_of_blocks(parent, out, windows):
 
 def test_quantizing_writes_a_packed_checkpoint_and_says_how_many_bits(parent, out):
     summary = apply(Quantize(method="rtn", format="int4", group_size=32), parent, out)
-    assert (summary["bits"], summary["coverage"], summary["bits_per_weight"]) == (4, 1.0, 4.5)
+    assert (summary["forms"], summary["coverage"], summary["bits_per_weight"]) == (["int4"], 1.0, 4.5)
     assert summary["skipped"] == ["lm_head.weight", "model.embed_tokens.weight"]
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     dense, packed = (sum(path.stat().st_size for path in directory.glob("*.safetensors")) for directory in (parent, out))
@@ -176,13 +177,29 @@ def closure(tree: ast.AST) -> set[str]:
     return found
 
 
-def test_each_step_kind_has_a_function_of_its_name_that_imports_its_own_op():
-    assert not {name for node in TREE.body if isinstance(node, ast.ImportFrom) for name in imported(node)}
-    for step in WEIGHT_STEPS:
-        assert imported(FUNCTIONS[step.model_fields["kind"].default])
+EVERY_WAY = [
+    PruneDepth(layers=1), Smooth(method="smoothquant"), Smooth(method="awq"), Rotate(), Rotate(method="random"), Rotate(method="spinquant"),
+    *(Quantize(method=method, format="int4") for method in ("rtn", "gptq", "hqq")),
+    *(Quantize(method=method, format="int4", range="output_mse") for method in ("rtn", "gptq")),
+    *(Quantize(method=method, mixed={"millibits": 4000}) for method in ("rtn", "gptq")),
+    *(Quantize(method=method) for method in ("llm_int8", "e8", "additive")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", EVERY_WAY, ids=lambda step: f"{step.kind} {maker(step).rpartition(':')[2]}")
+def test_each_way_to_do_a_step_has_a_function_that_imports_its_own_op(step):
+    module, name = maker(step).split(":")
+    functions = {node.name: node for node in ast.parse(file_of(module).read_text()).body if isinstance(node, ast.FunctionDef)}
+    assert [functions[name].args.kwonlyargs[index].arg for index in (0, 1)] == ["windows", "seed"]
+    assert fingerprint(maker(step))
 
 
 def test_pruning_and_quantizing_do_not_import_each_other_so_a_change_to_one_rebuilds_nothing_of_the_other():
-    prune, quantize = closure(FUNCTIONS["prune_depth"]), closure(FUNCTIONS["quantize"])
+    steps = {
+        node.name: node for node in ast.parse(file_of("assay.ops.steps.quantize").read_text()).body if isinstance(node, ast.FunctionDef)
+    }
+    prune, rtn, gptq = closure(FUNCTIONS["prune_depth"]), closure(steps["rtn"]), closure(steps["gptq"])
     assert "assay.ops.prune.depth" in prune and not [name for name in prune if name.startswith("assay.ops.quantize")]
-    assert "assay.ops.quantize.grid" in quantize and not [name for name in quantize if name.startswith("assay.ops.prune")]
+    assert "assay.ops.quantize.grid" in rtn and not [name for name in rtn if name.startswith("assay.ops.prune")]
+    assert not {"assay.ops.quantize.gptq", "assay.ops.quantize.awq", "assay.ops.quantize.hqq"} & (rtn | prune)
+    assert not {"assay.ops.quantize.awq", "assay.ops.quantize.hqq"} & gptq

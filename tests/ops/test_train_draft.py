@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from assay.ops.apply import HELD_OUT_TOKENS, early_exit_draft, quantize, train_draft
+from assay.ops.apply import HELD_OUT_TOKENS, early_exit_draft, train_draft
 from assay.ops.models.checkpoint import load_model, load_tokenizer, weights_path
 from assay.ops.models.early_exit import write_early_exit
+from assay.ops.steps.quantize import rtn
 from assay.ops.train.draft import overlap_with
 from assay.ops.train.losses import divergence
 from assay.schemas.steps import Distill, DraftModel, Quantize, Text
@@ -66,7 +67,7 @@ def test_a_draft_is_trained_toward_its_target_and_stays_as_it_was(target, out, t
 def test_a_trained_draft_is_packed_when_that_is_asked_and_says_what_it_lost(target, out):
     lesson = LESSON.model_copy(update={"quantize": Quantize(format="int4", group_size=32)})
     told = train_draft(DraftModel(early_exit=1, distill=lesson), target, None, out, windows=windows)
-    assert weights_path(out) == "dequantized" and (told["packed"]["bits"], told["packed"]["coverage"]) == (4, 1.0)
+    assert weights_path(out) == "dequantized" and (told["packed"]["forms"], told["packed"]["coverage"]) == (["int4"], 1.0)
     assert told["stored"]["overlap"] < told["after"]["overlap"]
     assert told["stored"] == pytest.approx(overlap(target, out)._asdict())
 
@@ -96,7 +97,7 @@ def test_the_loss_that_is_named_is_the_one_that_is_used(loss, target, tmp_path):
 
 def test_a_packed_target_is_a_teacher_and_the_start_of_its_own_draft(target, out, tmp_path):
     (tmp_path / "packed").mkdir()
-    quantize(Quantize(format="int4", group_size=32), target, tmp_path / "packed")
+    rtn(Quantize(format="int4", group_size=32), target, tmp_path / "packed")
     told = train_draft(FIRST, tmp_path / "packed", None, out, windows=windows)
     assert weights_path(out) == "dense" and told["stored"]["overlap"] > told["before"]["overlap"]
     (tmp_path / "cut").mkdir()
@@ -130,7 +131,7 @@ def test_a_stopped_training_goes_on_from_its_state(target, out, tmp_path, monkey
 
 def test_a_quantized_start_and_another_tokenizer_are_refused(target, out, tmp_path, teacher_of, save_checkpoint_dir):
     (tmp_path / "packed").mkdir()
-    quantize(Quantize(format="int8", group_size=32), target, tmp_path / "packed")
+    rtn(Quantize(format="int8", group_size=32), target, tmp_path / "packed")
     with pytest.raises(ValueError, match="distill changes dense weights, but its parent is already quantized"):
         train_draft(DraftModel(distill=LESSON), target, tmp_path / "packed", out, windows=windows)
     stranger = save_checkpoint_dir(teacher_of(vocab=64), tmp_path / "stranger")

@@ -234,6 +234,8 @@ def conforms(value: Any, schema: dict[str, Any]) -> bool:
     root = experiment_json_schema()
     if "$ref" in schema:
         return conforms(value, root["$defs"][schema["$ref"].rsplit("/", 1)[-1]])
+    if "anyOf" in schema:
+        return any(conforms(value, each) for each in schema["anyOf"])
     if "oneOf" in schema:
         return sum(conforms(value, each) for each in schema["oneOf"]) == 1
     if "const" in schema or "enum" in schema:
@@ -246,6 +248,8 @@ def conforms(value: Any, schema: dict[str, Any]) -> bool:
             return all((inner := known.get(key, pattern)) is not None and conforms(each, inner) for key, each in value.items())
         case "array":
             return isinstance(value, list) and all(conforms(each, schema["items"]) for each in value)
+        case "null":
+            return value is None
         case "boolean":
             return isinstance(value, bool)
         case "integer" | "number":

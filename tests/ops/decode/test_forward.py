@@ -9,8 +9,9 @@ from assay.ops.decode.weights import open_weights, weights_of
 from assay.ops.kv.cache import make_cache
 from assay.ops.models.dense import load_dense
 from assay.ops.prune.depth import drop_layers
-from assay.ops.quantize.pack import save_packed
+from assay.ops.quantize.grid import Format
 from assay.ops.quantize.rtn import rtn
+from assay.ops.quantize.write import save_packed
 
 TEXT = torch.randint(3, 128, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 TEXTS = [TEXT, TEXT[7:12], TEXT[20:38]]
@@ -204,10 +205,10 @@ def test_bfloat16_rounds_where_transformers_does(decoder, run, full_logits, tmp_
 @pytest.mark.parametrize("policy", [("quantize", "quantize"), ("quantize", "untie")])
 def test_a_packed_checkpoint_runs_as_the_model_that_it_dequantizes_to(make_decoder, full_logits, tmp_path, bits, symmetric, policy):
     model = make_decoder("qwen2 with a bias")
-    settings = {"bits": bits, "group_size": 32, "symmetric": symmetric}
-    rounded = rtn(model, **settings, embeddings=policy[0], head=policy[1])
+    format = Format("int", bits, 32, symmetric=symmetric)
+    rounded = rtn(model, format, embeddings=policy[0], head=policy[1])
     expected = full_logits(model, TEXT)
-    save_packed(model, None, tmp_path, rounded.layers, **settings)
+    save_packed(model, None, tmp_path, rounded.layers)
     shape, weights = open_weights(tmp_path)
     assert weights.forms == f"int{bits}"
     runner = TorchRunner(shape, weights)

@@ -5,17 +5,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from assay.ops.decode.weights import assemble, open_weights, weights_of
-from assay.ops.quantize.grid import Quantized
-from assay.ops.quantize.pack import save_packed
+from assay.ops.quantize.grid import Format, Quantized
 from assay.ops.quantize.rtn import rtn
+from assay.ops.quantize.write import save_packed
 
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_integers_of_a_packed_checkpoint_stay_the_integers_that_were_written(make_decoder, tmp_path, bits):
-    settings = {"bits": bits, "group_size": 16, "symmetric": False}
+    format = Format("int", bits, 16, symmetric=False)
     model = make_decoder("llama with scaled rope, tied")
-    layers = rtn(model, **settings, embeddings="quantize", head="quantize").layers
-    save_packed(model, None, tmp_path, layers, **settings)
+    layers = rtn(model, format, embeddings="quantize", head="quantize").layers
+    save_packed(model, None, tmp_path, layers)
     _, weights = open_weights(tmp_path)
     assert weights.head is weights.embedding
     assert weights.forms == f"int{bits}"
@@ -25,14 +25,16 @@ def test_integers_of_a_packed_checkpoint_stay_the_integers_that_were_written(mak
         ("model.layers.2.mlp.down_proj", weights.blocks[2].mlps[0].down),
     ):
         assert isinstance(matrix.weight, Quantized)
-        assert all(torch.equal(found, written) for found, written in zip(matrix.weight, layers[name], strict=True))
+        written = layers[name]
+        assert matrix.weight.format == written.format and torch.equal(matrix.weight.codes, written.codes)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(matrix.weight.shared[:2], written.shared[:2], strict=True))
         assert matrix.shape == tuple(layers[name].codes.shape)
 
 
 def test_forms_are_named_with_most_weights_first(make_decoder, tmp_path):
-    settings = {"bits": 4, "group_size": 32, "symmetric": True}
+    format = Format("int", 4, 32, symmetric=True)
     model = make_decoder("llama").to(torch.bfloat16)
-    save_packed(model, None, tmp_path, rtn(model, **settings).layers, **settings)
+    save_packed(model, None, tmp_path, rtn(model, format).layers)
     shape, weights = open_weights(tmp_path)
     assert weights.forms == "int4+bfloat16"  # the head is dense
     assert len(weights.matrices()) == 4 * 7 + 1
@@ -79,16 +81,21 @@ def test_what_is_missing_or_left_over_is_named_with_the_checkpoint(make_decoder,
 def test_frequencies_that_old_checkpoints_store_are_left_aside(tl8):
     shape, _ = weights_of(tl8)
     stored = dict(tl8.state_dict()) | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
-    assert assemble(shape, stored, bits=None).norm is stored["model.norm.weight"]
+    assert assemble(shape, stored, {}).norm is stored["model.norm.weight"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "float-quantized"}, "float-quantized"),
-        ({"quant_method": "gptq", "format": None}, "gptq"),
-        ({"config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}}}, r"\[4, 8\] bits"),
-        ({"config_groups": {"a": {"weights": {"num_bits": 4, "actorder": "group"}}}}, "activation order"),
+        (
+            {"quant_method": "gptq", "format": None},
+            "is quantized by 'gptq'; dense and compressed-tensors checkpoints, and those in Assay's own layout",
+        ),
+        (
+            {"config_groups": {"a": {"weights": {"num_bits": 6, "type": "float"}}}},
+            "stores weights as float of 6 bits; integers of 2 to 8 bits",
+        ),
+        ({"config_groups": {"a": {"weights": {"num_bits": 4, "type": "complex"}}}}, "stores weights as complex of 4 bits"),
     ],
 )
 def test_a_quantization_that_is_not_read_is_refused(tl8_dir, change, message):

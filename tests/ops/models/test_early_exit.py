@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from assay.ops.apply import quantize
 from assay.ops.models.checkpoint import load_model, load_tokenizer, weights_path
 from assay.ops.models.early_exit import early_exit, write_early_exit
+from assay.ops.steps.quantize import rtn
 from assay.schemas.steps import Quantize
 
 IDS = torch.arange(3, 43).unsqueeze(0)
@@ -17,7 +17,7 @@ IDS = torch.arange(3, 43).unsqueeze(0)
 @pytest.fixture
 def packed_dir(tl8_dir, tmp_path):
     (tmp_path / "packed").mkdir()
-    quantize(Quantize(format="int4", group_size=32), tl8_dir, tmp_path / "packed")
+    rtn(Quantize(format="int4", group_size=32), tl8_dir, tmp_path / "packed")
     return tmp_path / "packed"
 
 

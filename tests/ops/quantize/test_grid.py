@@ -7,7 +7,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.ops.quantize.grid import dequantize, largest_divisor, quantize
+from assay.ops.quantize.grid import Format, dequantize, largest_divisor, quantize
 
 
 def weights(seed: int, scale: float, shift: float, rows: int = 3, cols: int = 32) -> torch.Tensor:
@@ -16,24 +16,24 @@ def weights(seed: int, scale: float, shift: float, rows: int = 3, cols: int = 32
 
 def test_symmetric_codes_worked_by_hand():
     # s = 7.5 / 7.5 = 1: 7.5 would round to 8, past the last code 7; -7.5 rounds to the even -8
-    found = quantize(torch.tensor([[7.5, -7.5, 0.4, 2.6]]), bits=4, group_size=4, symmetric=True)
-    assert found.codes.tolist() == [[7, -8, 0, 3]] and found.scales.tolist() == [[1.0]] and found.zeros is None
+    found = quantize(torch.tensor([[7.5, -7.5, 0.4, 2.6]]), Format("int", 4, 4, symmetric=True))
+    assert found.codes.tolist() == [[7, -8, 0, 3]] and found.shared.scales.tolist() == [[1.0]] and found.shared.zeros is None
     assert dequantize(found).tolist() == [[7, -8, 0, 3]]
 
 
 def test_asymmetric_codes_worked_by_hand():
     # range -1 … 2 in 3 steps of 1: code -2 is -1, so zero is code -1
-    found = quantize(torch.tensor([[-1.0, 0.0, 0.9, 2.0]]), bits=2, group_size=4, symmetric=False)
-    assert found.codes.tolist() == [[-2, -1, 0, 1]] and found.scales.tolist() == [[1.0]]
-    assert found.zeros is not None and found.zeros.tolist() == [[-1]]
+    found = quantize(torch.tensor([[-1.0, 0.0, 0.9, 2.0]]), Format("int", 2, 4, symmetric=False))
+    assert found.codes.tolist() == [[-2, -1, 0, 1]] and found.shared.scales.tolist() == [[1.0]]
+    assert found.shared.zeros is not None and found.shared.zeros.tolist() == [[-1]]
     assert dequantize(found).tolist() == [[-1, 0, 1, 2]]
 
 
 def test_each_group_of_a_row_has_its_own_scale():
     row = torch.tensor([[1.0, -1.0, 100.0, -100.0]])
-    found = quantize(row, bits=8, group_size=2, symmetric=True)
-    assert found.scales.shape == (1, 2) and found.scales[0, 1] > 90 * found.scales[0, 0]
-    assert quantize(row, bits=8, group_size=-1, symmetric=True).scales.shape == (1, 1)
+    found = quantize(row, Format("int", 8, 2, symmetric=True))
+    assert found.shared.scales.shape == (1, 2) and found.shared.scales[0, 1] > 90 * found.shared.scales[0, 0]
+    assert quantize(row, Format("int", 8, -1, symmetric=True)).shared.scales.shape == (1, 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,8 +43,8 @@ def test_each_group_of_a_row_has_its_own_scale():
 )  # fmt: skip
 def test_no_weight_moves_by_more_than_half_a_scale(seed, bits, group, symmetric, scale, shift):
     weight = weights(seed, scale, shift)
-    found = quantize(weight, bits=bits, group_size=group, symmetric=symmetric)
-    half = found.scales.float().repeat_interleave(32 // found.scales.shape[1], dim=1) / 2
+    found = quantize(weight, Format("int", bits, group, symmetric=symmetric))
+    half = found.shared.scales.float().repeat_interleave(32 // found.shared.scales.shape[1], dim=1) / 2
     assert ((weight - dequantize(found)).abs() <= half * (1 + 1e-5)).all()
     assert found.codes.min() >= -(2 ** (bits - 1)) and found.codes.max() <= 2 ** (bits - 1) - 1
 
@@ -52,10 +52,10 @@ def test_no_weight_moves_by_more_than_half_a_scale(seed, bits, group, symmetric,
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), bits=st.sampled_from([2, 3, 4, 8]), symmetric=st.booleans())
 def test_rounding_what_was_rounded_changes_nothing_on_its_own_grid(seed, bits, symmetric):
-    found = quantize(weights(seed, 0.02, 0.0), bits=bits, group_size=8, symmetric=symmetric)
+    found = quantize(weights(seed, 0.02, 0.0), Format("int", bits, 8, symmetric=symmetric))
     values = dequantize(found)
-    zeros = torch.zeros_like(found.scales) if found.zeros is None else found.zeros
-    codes = (values.reshape(3, 4, 8) / found.scales.float().unsqueeze(-1)).round() + zeros.float().unsqueeze(-1)
+    zeros = torch.zeros_like(found.shared.scales) if found.shared.zeros is None else found.shared.zeros
+    codes = (values.reshape(3, 4, 8) / found.shared.scales.float().unsqueeze(-1)).round() + zeros.float().unsqueeze(-1)
     assert torch.equal(codes.reshape(3, 32).to(torch.int8), found.codes)
 
 
@@ -63,43 +63,45 @@ def test_rounding_what_was_rounded_changes_nothing_on_its_own_grid(seed, bits, s
 @given(seed=st.integers(0, 10_000), bits=st.sampled_from([2, 3, 4, 8]), symmetric=st.booleans(), shift=st.sampled_from([0.0, 1.0]))
 def test_scales_and_zero_points_are_those_of_compressed_tensors_up_to_the_rounding_of_the_scale(seed, bits, symmetric, shift):
     weight = weights(seed, 0.02, shift)
-    found = quantize(weight, bits=bits, group_size=8, symmetric=symmetric, scale_dtype=torch.float32)
+    found = quantize(weight, Format("int", bits, 8, symmetric=symmetric, scale="float32"))
     groups = weight.reshape(3, 4, 8)
     args = QuantizationArgs(num_bits=bits, type="int", symmetric=symmetric, strategy="group", group_size=8)
     scales, zeros = calculate_qparams(groups.amin(-1), groups.amax(-1), args)
-    torch.testing.assert_close(found.scales, scales, rtol=1e-6, atol=0)
-    if found.zeros is not None:
-        assert torch.equal(found.zeros, zeros)
-    short = quantize(weight, bits=bits, group_size=8, symmetric=symmetric).scales
-    assert short.dtype == torch.bfloat16 and (short.float() >= found.scales).all() and (short.float() <= found.scales * (1 + 2**-7)).all()
+    torch.testing.assert_close(found.shared.scales, scales, rtol=1e-6, atol=0)
+    if found.shared.zeros is not None:
+        assert torch.equal(found.shared.zeros, zeros)
+    short = quantize(weight, Format("int", bits, 8, symmetric=symmetric)).shared.scales
+    assert (
+        short.dtype == torch.bfloat16
+        and (short.float() >= found.shared.scales).all()
+        and (short.float() <= found.shared.scales * (1 + 2**-7)).all()
+    )
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("scale_dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_groups_of_zeros_and_of_tiny_weights_stay_finite(symmetric, scale_dtype):
+@pytest.mark.parametrize("scale", ["bfloat16", "float16", "float32"])
+def test_groups_of_zeros_and_of_tiny_weights_stay_finite(symmetric, scale):
     """A zero scale divides 0 by 0, and in float16 a group near 1e-7 has a scale of 0 and infinite codes."""
     weight = torch.zeros(2, 16)
     weight[1, :8] = 1e-7
     weight[1, 8:] = torch.linspace(-1, 1, 8)
-    found = quantize(weight, bits=4, group_size=8, symmetric=symmetric, scale_dtype=scale_dtype)
+    found = quantize(weight, Format("int", 4, 8, symmetric=symmetric, scale=scale))
     back = dequantize(found)
-    assert (found.scales > 0).all() and back.isfinite().all()
+    assert (found.shared.scales > 0).all() and back.isfinite().all()
     assert back[0].tolist() == [0.0] * 16
     assert (back[1, :8] - 1e-7).abs().max() < 1e-6
 
 
 def test_bits_buy_a_quarter_of_the_error_each():
     weight = torch.rand(64, 512, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    errors = [
-        float((dequantize(quantize(weight, bits=bits, group_size=-1, symmetric=True)) - weight).square().mean()) for bits in (4, 5, 6)
-    ]
+    errors = [float((dequantize(quantize(weight, Format("int", bits, -1, symmetric=True))) - weight).square().mean()) for bits in (4, 5, 6)]
     assert errors[0] / errors[1] == pytest.approx(4, rel=0.2) and errors[1] / errors[2] == pytest.approx(4, rel=0.2)
 
 
 def test_the_full_range_rule_errs_less_than_leaving_a_code_unused():
     weight = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
     for bits in (2, 3, 4):
-        ours = float((dequantize(quantize(weight, bits=bits, group_size=64, symmetric=True)) - weight).square().mean())
+        ours = float((dequantize(quantize(weight, Format("int", bits, 64, symmetric=True))) - weight).square().mean())
         groups = weight.reshape(64, -1, 64)
         most = 2 ** (bits - 1) - 1
         scales = groups.abs().amax(-1, keepdim=True) / most
@@ -113,26 +115,23 @@ def test_the_full_range_rule_errs_less_than_leaving_a_code_unused():
         (72, 32, "group_size=32 does not divide the 72 columns of the weight; the largest that does is 24"),
         (576, 128, "group_size=128 does not divide the 576 columns of the weight; the largest that does is 96"),
         (64, 128, "the largest that does is 64"),
-        (64, 0, "group_size=0 does not divide"),
         (64, -2, "group_size=-2 does not divide"),
     ],
 )
 def test_a_group_size_that_does_not_divide_is_refused_with_one_that_does(cols, group, message):
     with pytest.raises(ValueError, match=message):
-        quantize(torch.ones(2, cols), bits=4, group_size=group, symmetric=True)
+        quantize(torch.ones(2, cols), Format("int", 4, group, symmetric=True))
 
 
 @pytest.mark.parametrize("bits", [1, 9])
 def test_bits_outside_the_format_are_refused(bits):
     with pytest.raises(ValueError, match=f"bits={bits} is outside 2 to 8"):
-        quantize(torch.ones(2, 8), bits=bits, group_size=8, symmetric=True)
+        quantize(torch.ones(2, 8), Format("int", bits, 8, symmetric=True))
 
 
 def test_weights_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="1 of 16 weights are NaN or infinite"):
-        quantize(
-            torch.ones(2, 8).index_put((torch.tensor(0), torch.tensor(3)), torch.tensor(torch.inf)), bits=4, group_size=8, symmetric=True
-        )
+        quantize(torch.ones(2, 8).index_put((torch.tensor(0), torch.tensor(3)), torch.tensor(torch.inf)), Format("int", 4, 8))
 
 
 @given(number=st.integers(1, 5000), at_most=st.integers(1, 5000))

@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from assay.ops.models.checkpoint import load_model, load_tokenizer, weights_path
-from assay.ops.quantize.grid import Quantized, dequantize, quantize
-from assay.ops.quantize.pack import pack, save_packed, stored_bytes, unpack
+from assay.ops.quantize.grid import Format, dequantize, quantize
+from assay.ops.quantize.layout import stored_bytes
+from assay.ops.quantize.pack import pack, unpack
 from assay.ops.quantize.rtn import rtn
+from assay.ops.quantize.write import save_packed
 
 IDS = torch.arange(3, 43).unsqueeze(0)
 pytestmark = pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
@@ -34,10 +36,10 @@ def base(make_llama, tmp_path):
 
 def rounded(model, directory, *, bits, group_size, symmetric, embeddings="skip", head="skip"):
     """Round and save; what the rounded model computes, the weights it computes with, and the summary."""
-    found = rtn(model, bits=bits, group_size=group_size, symmetric=symmetric, embeddings=embeddings, head=head)
+    found = rtn(model, Format("int", bits, group_size, symmetric=symmetric), embeddings=embeddings, head=head)
     with torch.no_grad():
         logits = model(IDS).logits.clone()
-    summary = save_packed(model, None, directory, found.layers, bits=bits, group_size=group_size, symmetric=symmetric)
+    summary = save_packed(model, None, directory, found.layers)
     return logits, {name: dequantize(quantized) for name, quantized in found.layers.items()}, summary
 
 
@@ -100,7 +102,10 @@ def test_an_asymmetric_checkpoint_still_does_not_open_plainly_as_its_readme_says
     rounded(base(), tmp_path / "out", bits=4, group_size=32, symmetric=False)
     with pytest.raises(RuntimeError, match="mismatched_sizes"):
         AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert "does not open packed zero points by a plain `from_pretrained`" in (tmp_path / "out" / "README.md").read_text()
+    assert (
+        "does not open packed zero points or a packed embedding by a plain `from_pretrained`"
+        in (tmp_path / "out" / "README.md").read_text()
+    )
 
 
 @torch.no_grad()
@@ -142,8 +147,8 @@ def test_one_group_a_row_is_the_group_of_the_whole_width_and_does_not_reload_as_
 )
 def test_bits_per_weight_count_scales_and_zero_points(bits, symmetric, expected):
     """Packed bytes taken for weights, or scales and zeros left out, make up numbers such as 4.0 or 1.0."""
-    found = quantize(torch.randn(64, 128, generator=torch.Generator().manual_seed(0)), bits=bits, group_size=128, symmetric=symmetric)
-    assert 8 * stored_bytes(found, bits=bits) / (64 * 128) == expected
+    found = quantize(torch.randn(64, 128, generator=torch.Generator().manual_seed(0)), Format("int", bits, 128, symmetric=symmetric))
+    assert 8 * stored_bytes(found) / (64 * 128) == expected
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -202,21 +207,22 @@ def test_packing_prints_nothing(base, tmp_path, capfd):
 
 def test_a_tensor_that_is_not_finite_is_not_written(base, tmp_path):
     model = base()
-    found = rtn(model, bits=4, group_size=32, symmetric=True)
-    scales = found.layers["model.layers.0.mlp.up_proj"].scales.clone()
+    found = rtn(model, Format("int", 4, 32))
+    up = found.layers["model.layers.0.mlp.up_proj"]
+    scales = up.shared.scales.clone()
     scales[0, 0] = torch.inf
-    layers = found.layers | {"model.layers.0.mlp.up_proj": Quantized(found.layers["model.layers.0.mlp.up_proj"].codes, scales, None)}
+    layers = found.layers | {"model.layers.0.mlp.up_proj": up._replace(shared=up.shared._replace(scales=scales))}
     with pytest.raises(ValueError, match=r"up_proj\.weight_scale has 1 of"):
-        save_packed(model, None, tmp_path / "out", layers, bits=4, group_size=32, symmetric=True)
+        save_packed(model, None, tmp_path / "out", layers)
     with torch.no_grad():
         model.lm_head.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match=r"lm_head\.weight has 1 of"):
-        save_packed(model, None, tmp_path / "out", found.layers, bits=4, group_size=32, symmetric=True)
+        save_packed(model, None, tmp_path / "out", found.layers)
     assert not (tmp_path / "out").exists()
 
 
 def test_the_tokenizer_of_the_parent_comes_along(tl8_dir, tmp_path):
     model = load_model(tl8_dir)
-    found = rtn(model, bits=4, group_size=32, symmetric=True)
-    save_packed(model, tl8_dir, tmp_path / "out", found.layers, bits=4, group_size=32, symmetric=True)
+    found = rtn(model, Format("int", 4, 32))
+    save_packed(model, tl8_dir, tmp_path / "out", found.layers)
     assert load_tokenizer(tmp_path / "out")("a 1")["input_ids"] == load_tokenizer(tl8_dir)("a 1")["input_ids"]

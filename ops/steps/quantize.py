@@ -1,0 +1,217 @@
+"""The step ``quantize``: a function for each way to round, which imports what it is done with, so that a change to one leaves the artifacts of others valid.
+
+Not here: any arithmetic, or where artifacts are kept.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from assay.schemas.steps import Grid, Quantize
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from assay.ops.quantize.activations import Activations
+    from assay.ops.quantize.grid import Format
+    from assay.ops.quantize.rtn import Rounded, Shrink
+
+BLOCK = 128  # rows and columns that share a scale with group_size: block
+ELEMENTS = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "mxfp8": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1", "nf4": "nf4", "ternary": "ternary"}
+BITS = {"mxfp4": 4, "nvfp4": 4, "nf4": 4, "ternary": 2}  # else 8, or as integers say
+
+
+def entry(step: Quantize) -> str:
+    """The name of the function below that does ``step``."""
+    more = "_mixed" if step.mixed else "_clipped" if step.range == "output_mse" else ""
+    return step.method + more
+
+
+def format_of(grid: Grid, name: str | None = None) -> "Format":
+    """The format that ``grid`` asks for, or another one by its name with the same groups where they are free."""
+    from assay.ops.quantize.grid import Format
+
+    if name is not None and name != grid.format:
+        free = name.startswith("int") and grid.format.startswith("int")
+        grid = Grid(format=name, group_size=grid.group_size if free else None, symmetric=grid.symmetric or not name.startswith("int"))  # type: ignore[arg-type]
+    chosen, size = grid.format, grid.group_size
+    assert size is not None
+    rows = BLOCK if size == "block" else 1
+    group = BLOCK if size == "block" else 0 if size == "tensor" else size
+    assert isinstance(group, int)
+    if chosen.startswith("int"):
+        return Format("int", int(chosen.removeprefix("int")), group, symmetric=grid.symmetric)
+    scale = "e8m0" if chosen.startswith("mx") else {"nvfp4": "e4m3", "nf4": "float32"}.get(chosen, "bfloat16")
+    return Format(ELEMENTS[chosen], BITS.get(chosen, 8), group, rows, scale=scale, shared_exponent=grid.shared_exponent, nested=grid.nested)
+
+
+class Work(NamedTuple):
+    """What is being rounded: the checkpoint, its model, and the weights as they were."""
+
+    parent: Path
+    model: "PreTrainedModel"
+    original: "Mapping[str, Tensor]"
+
+
+def rtn(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """Each weight to the nearest number."""
+    from assay.ops.quantize.rtn import rtn
+
+    work = _open(parent)
+    return _save(
+        step, work, out, rtn(work.model, format_of(step), embeddings=step.embeddings, head=step.head, shrink=_range(step)), windows
+    )
+
+
+def rtn_clipped(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """Each weight to the nearest number, in the ranges that err least in the layers' outputs."""
+    from assay.ops.quantize.awq import awq
+    from assay.ops.quantize.rtn import rtn
+
+    work, format = _open(parent), format_of(step)
+    shrink = awq(work.model, _need(windows, step), format, kinds=()).shrink
+    return _save(step, work, out, rtn(work.model, format, embeddings=step.embeddings, head=step.head, shrink=shrink), windows)
+
+
+def rtn_mixed(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """Each weight to the nearest number, in formats chosen by layer."""
+    from assay.ops.quantize.rtn import rtn
+
+    work = _open(parent)
+    formats, told = _mixed(step, work.model, _need(windows, step))
+    return _save(step, work, out, rtn(work.model, formats, shrink=_range(step)), windows) | told
+
+
+def hqq(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """Zero points by half-quadratic splitting; reads no text."""
+    from assay.ops.quantize.hqq import hqq
+    from assay.ops.quantize.rtn import Rounded, choose, replace
+
+    work, format = _open(parent), format_of(step)
+    layers = {name: hqq(weight.float(), format) for name, weight in choose(work.model, step.embeddings, step.head).items()}
+    return _save(step, work, out, Rounded(layers, replace(work.model, layers, untie=step.head == "untie")), windows)
+
+
+def gptq(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """Each column to the nearest number, the error carried to the columns after it."""
+    return _gptq(step, _open(parent), format_of(step), _range(step), out, windows)
+
+
+def gptq_clipped(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """The same, in the ranges that err least in the layers' outputs."""
+    from assay.ops.quantize.awq import awq
+
+    work, format = _open(parent), format_of(step)
+    return _gptq(step, work, format, awq(work.model, _need(windows, step), format, kinds=()).shrink, out, windows)
+
+
+def gptq_mixed(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """The same, in formats chosen by layer."""
+    work = _open(parent)
+    formats, told = _mixed(step, work.model, _need(windows, step))
+    return _gptq(step, work, formats, _range(step), out, windows) | told
+
+
+def llm_int8(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """Columns whose inputs are ever large stay in 16 bits, the others are rounded to nearest."""
+    from assay.ops.quantize.outliers import above, split
+    from assay.ops.quantize.rtn import Rounded, choose, replace
+    from assay.ops.quantize.statistics import largest_inputs
+
+    work = _open(parent)
+    largest = largest_inputs(work.model, _need(windows, step))
+    chosen = choose(work.model, step.embeddings, step.head)
+    layers = {name: split(weight, above(largest[name]), format_of(step)) for name, weight in chosen.items() if name in largest}
+    kept = {name: len(each.columns) for name, each in layers.items() if len(each.columns)}
+    return _save(step, work, out, Rounded(layers, replace(work.model, layers)), windows) | {"columns_kept": kept}
+
+
+def _open(parent: Path) -> Work:
+    from assay.ops.models.checkpoint import load_model
+    from assay.ops.models.dense import require_dense
+    from assay.ops.models.experts import weights
+
+    require_dense(parent, "quantize", runtime=True)
+    model = load_model(parent)
+    return Work(parent, model, {name: weight.clone() for name, weight in weights(model).items()})
+
+
+def _save(step: Quantize, work: Work, out: Path, rounded: "Rounded", windows: "Tensor | None") -> dict[str, Any]:
+    """Write the packed checkpoint, and beside it what rounding did to each layer (``layers.json``)."""
+    from assay.ops.models.dense import read_config
+    from assay.ops.quantize import by_layer
+    from assay.ops.quantize.runtime import Runtime, runtime_of
+    from assay.ops.quantize.write import save_packed
+
+    activations = _activations(step, work.model, rounded, windows)
+    runtime = Runtime(activations, runtime_of(read_config(work.parent)).online)
+    stored = save_packed(work.model, work.parent, out, rounded.layers, runtime=runtime)
+    errors = rounded.summary.get("output_error", {})
+    both = ((name, weight, rounded.layers[name]) for name, weight in work.original.items() if name in rounded.layers)
+    by_layer.write(out, {name: by_layer.harm(weight, packed, errors.get(name)) for name, weight, packed in both})
+    return {"method": step.method, **{key: value for key, value in rounded.summary.items() if key != "output_error"}, **stored}
+
+
+def _activations(step: Quantize, model: "PreTrainedModel", rounded: "Rounded", windows: "Tensor | None") -> "dict[str, Activations]":
+    """How the inputs of each rounded layer of the blocks are rounded; a static range is that of the rounded model on the calibration text."""
+    if step.inputs is None:
+        return {}
+    from assay.ops.models import structure
+    from assay.ops.quantize.activations import Activations, calibrate
+
+    said = step.inputs
+    how = Activations(said.format, said.per, said.symmetric, said.clip_pct / 100)
+    names = [name for name in structure.block_linears(model) if name in rounded.layers]
+    return calibrate(model, names, _need(windows, step), how) if said.per == "tensor" else dict.fromkeys(names, how)
+
+
+def _need(windows: "Tensor | None", step: Quantize) -> "Tensor":
+    if windows is None:
+        raise ValueError(f"method {step.method} with range {step.range} looks at text; give windows, token ids of shape [windows, length]")
+    return windows
+
+
+def _range(step: Quantize) -> "Shrink | None":
+    """How much of its range a group keeps, where that needs no inputs."""
+    from functools import partial
+
+    from assay.ops.quantize import ranges
+
+    if step.range == "mse":
+        return ranges.mse
+    return partial(ranges.percentile, keep=step.keep_permille / 1000) if step.range == "percentile" else None
+
+
+def _gptq(
+    step: Quantize, work: Work, formats: "Format | Mapping[str, Format]", shrink: Any, out: Path, windows: "Tensor | None"
+) -> dict[str, Any]:
+    """GPTQ in float32, then the embedding and the head to nearest where they are asked for."""
+    import torch
+
+    from assay.ops.models import dense
+    from assay.ops.quantize.gptq import quantize_model
+    from assay.ops.quantize.rtn import Rounded, choose, replace, round_each
+
+    assert step.gptq is not None
+    model, stored, ids = work.model, dense.stored_dtype(work.parent), _need(windows, step)
+    ends = {name: weight for name, weight in choose(model, step.embeddings, step.head).items() if name not in work.original}
+    rest = round_each(ends, dict.fromkeys(ends, format_of(step)))
+    found = quantize_model(
+        dense.move(model, torch.float32), ids, formats, act_order=step.gptq.act_order, damping=step.gptq.damping_pct / 100,
+        shrink=1.0 if shrink is None else shrink, true_sequential=step.gptq.true_sequential, propagate=step.gptq.propagate,
+    )  # fmt: skip
+    layers = {**found.layers, **rest}
+    told = replace(dense.move(model, stored), layers, untie=step.head == "untie")
+    return _save(step, work, out, Rounded(layers, {**found.summary, "skipped": told["skipped"]}), windows)
+
+
+def _mixed(step: Quantize, model: "PreTrainedModel", ids: "Tensor") -> "tuple[dict[str, Format], dict[str, Any]]":
+    """A format for each layer within the budget, and what was measured to choose it."""
+    from assay.ops.quantize.allocate import allocate, sensitivities
+
+    assert step.mixed is not None
+    formats = [format_of(step, name) for name in step.mixed.formats]
+    harm = sensitivities(model, ids[: step.mixed.windows], formats)
+    chosen = allocate(harm, budget=step.mixed.millibits / 1000)
+    return chosen.formats, {"mixed": chosen.summary}

@@ -1,0 +1,48 @@
+"""The step ``rotate``: hidden states turned by matrices that the weights take in. Not here: any arithmetic."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.schemas.steps import Rotate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def rotate(step: Rotate, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """By a Hadamard matrix with random signs, or by random orthogonal matrices."""
+    from assay.ops.models.dense import move
+    from assay.ops.quantize.rotate import rotate
+    from assay.ops.quantize.runtime import Runtime
+    from assay.ops.steps.whole import opened, written
+
+    model, stored = opened(parent)
+    kind = "random" if step.method == "random" else "hadamard"
+    transforms = rotate(model, kind=kind, seed=seed, online=_places(step), untie=True)
+    written(move(model, stored), parent, out, Runtime(online=transforms))
+    return {"method": step.method, "online": [each._asdict() for each in transforms]}
+
+
+def spinquant(step: Rotate, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """By matrices that are learned, with the inputs of layers rounded meanwhile."""
+    from assay.ops.models.dense import move
+    from assay.ops.quantize.activations import Activations
+    from assay.ops.quantize.rotate import rotate
+    from assay.ops.quantize.runtime import Runtime
+    from assay.ops.quantize.spin import learn
+    from assay.ops.steps.whole import opened, written
+
+    if windows is None or step.inputs is None:
+        raise ValueError("spinquant learns on text; give windows, token ids of shape [windows, length]")
+    model, stored = opened(parent)
+    said = step.inputs
+    rounded = Activations(said.format, said.per, said.symmetric, said.clip_pct / 100)
+    found = learn(model, windows, steps=step.steps, seed=seed, activations=rounded, online=_places(step))
+    transforms = rotate(model, seed=seed, online=_places(step), untie=True, residual=found.residual, values=list(found.values))
+    written(move(model, stored), parent, out, Runtime(online=transforms))
+    return {"method": step.method, "online": [each._asdict() for each in transforms], "losses": found.losses}
+
+
+def _places(step: Rotate) -> tuple[str, ...]:
+    """Where transforms go on at run time, in the words of ``ops/quantize/rotate.py``."""
+    return tuple("heads" if place == "o" else place for place in step.online)
