@@ -252,10 +252,11 @@ def norm_offset(norm: nn.Module, name: str = "the norm") -> float:
 def _require_known(model: PreTrainedModel) -> None:
     """Refuse a model with a parameter whose place in it is not known, or without one that is needed."""
     known = {f"{norm}.weight" for norm in NORMS} | set(UNTURNED)
+    hidden = structure.embedding(model)[1].weight.shape[1]
     for index, block in enumerate(structure.blocks(model)):
         names = {name for name, _ in block.named_parameters()}
-        named = [*_parameters(block, sum(NORMS.values(), ())), *_parameters(block, WRITERS)]
-        foreign = sorted(names - known - set(named))
+        readers, writers = _parameters(block, sum(NORMS.values(), ())), _parameters(block, WRITERS)
+        foreign = sorted(names - known - {*readers, *writers})
         lacking = sorted({*(f"{norm}.weight" for norm in NORMS), "self_attn.v_proj.weight", "self_attn.o_proj.weight"} - names)
         if foreign or lacking:
             sandwich = any("layernorm" in name for name in foreign) and not lacking
@@ -269,6 +270,12 @@ def _require_known(model: PreTrainedModel) -> None:
                 )
                 + ". Blocks of two RMS norms before separate q, k, v, o and (experts') gate, up, down projections work"
             )
+        for name in (*readers, *writers):
+            shape = block.get_parameter(name).shape
+            if shape[-1 if name in readers or len(shape) == 1 else -2] != hidden:
+                raise ValueError(
+                    f"{name} of block {index} has the shape {list(shape)}; [.., outputs, inputs] with {hidden} of the stream was expected"
+                )
     if len(_outside(model)) != 1:
         raise ValueError(
             f"{', '.join(_outside(model)) or 'nothing'} lies outside the blocks of {type(model).__name__}; one last norm was expected"

@@ -194,6 +194,16 @@ def test_other_blocks_are_refused():
         rotate(model, untie=True)
 
 
+def test_experts_that_lie_the_other_way_are_refused_before_anything_changes(make_decoder):
+    model = make_decoder("mixtral with a window")
+    experts = structure.blocks(model)[1].mlp.experts
+    experts.gate_up_proj = nn.Parameter(experts.gate_up_proj.mT.contiguous())
+    old = weights(model)
+    with pytest.raises(ValueError, match=r"mlp.experts.gate_up_proj of block 1 has the shape \[4, 64, 192\]"):
+        rotate(model, untie=True)
+    assert all(parameter.equal(old[name]) for name, parameter in model.named_parameters())
+
+
 def test_sizes_without_a_matrix_are_refused_before_anything_changes(make_llama):
     model = make_llama(hidden=72, ffn=120, heads=4, kv_heads=2)  # heads of 18 channels
     old = weights(model)
