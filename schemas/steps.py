@@ -179,6 +179,9 @@ class Quantize(Grid):
             raise ValueError(f"mixed with method: {self.method}; rtn and gptq round to formats that differ by layer")
         if self.method == "hqq" and (self.format in FIXED_GROUPS or self.nested):
             raise ValueError(f"method: hqq moves scales freely, and those of {self.format} cannot be; integers, fp8 and plain nf4 can")
+        if (self.embeddings, self.head) != ("skip", "skip") and (self.method in OWN_FORMATS or self.mixed is not None):
+            what = "mixed" if self.mixed is not None else f"method: {self.method}"
+            raise ValueError(f"embeddings or head with {what}, which rounds the blocks alone; leave them out")
         calibrated = self.calibrated
         if self.calibration is not None and not calibrated:
             raise ValueError(f"calibration with method: {self.method} and range: {self.range}, which look at no text; leave it out")

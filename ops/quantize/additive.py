@@ -18,6 +18,17 @@ class Additive(NamedTuple):
     codebooks: Float[Tensor, "books entries 8"]
     scales: Float[Tensor, " rows"]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, groups, _ = self.codes.shape
+        return rows, groups * SIZE
+
+    @property
+    def form(self) -> str:
+        """How it is stored, in a word, with the number of codebooks and the bits of their codes."""
+        books, entries, _ = self.codebooks.shape
+        return f"additive{books}x{(entries - 1).bit_length()}"
+
     def dense(self) -> Float[Tensor, "rows cols"]:
         """The whole weight in float32."""
         return _sums(self.codes, self.codebooks.float()) * self.scales.float()[:, None]

@@ -51,6 +51,26 @@ class Format(NamedTuple):
         return f"fp8_{self.element}" if self.element in elements.FLOAT8 else self.element
 
 
+SCALE_BITS = {"bfloat16": 16, "float16": 16, "float32": 32, "e8m0": 8, "e4m3": 8}
+TRIT_BITS = 8 / 5  # five values of three in a byte
+
+
+def effective_bits(format: Format, rows: int, cols: int) -> float:
+    """Bits of a weight [rows, cols] as it is stored, all included: code + (scale + zero point) / weights that share them, and what the tensor has once.
+
+    int4 in groups of 128 with a scale of 16 bits is 4 + 16 / 128 = 4.125, and 4.156 with a zero point of 4 bits; mxfp4 4.25; nvfp4 4.5 and 32 bits a
+    tensor; nf4 in groups of 64 is 4 + 32 / 64 = 4.5, and with scales of eight bits 4 + 8 / 64 + 32 / (64 · 256) = 4.127.
+    """
+    size = {0: rows * cols, -1: cols}.get(format.group_size, format.group_size * format.block_rows)
+    count = rows * cols // size
+    code = TRIT_BITS if format.element == "ternary" else format.bits
+    zero = 0 if format.symmetric else format.bits
+    shared = count * (SCALE_BITS[format.scale] + zero)
+    if format.nested:
+        shared = 8 * count + 32 * (-(-count // NESTED_BLOCK) + 1)
+    return code + (shared + (32 if format.scale == "e4m3" else 0)) / (rows * cols)
+
+
 class Scales(NamedTuple):
     """What the codes of a weight share: ``scales`` [row blocks, groups] as stored, the code that means zero (none: 0), and the factor of e4m3 scales.
 
@@ -138,12 +158,12 @@ def fit(weight: Float[Tensor, "rows cols"], format: Format, *, shrink: Float[Ten
         2023, §3, arXiv:2305.14314, with e4m3 in place of their own eight-bit float.
     """
     require_fit(weight.shape, format)
-    if not weight.isfinite().all():
+    grouped = groups(weight.float(), format)
+    most, least = grouped.amax(dim=(1, 3)) * shrink, grouped.amin(dim=(1, 3)) * shrink
+    if not (most - least).isfinite().all():  # an extreme is NaN where any is
         raise ValueError(
             f"{int((~weight.isfinite()).sum()):,} of {weight.numel():,} weights are NaN or infinite; finite ones can be rounded"
         )
-    grouped = groups(weight.float(), format)
-    most, least = grouped.amax(dim=(1, 3)) * shrink, grouped.amin(dim=(1, 3)) * shrink
     size = torch.maximum(most.abs(), least.abs())
     if format.element == "int" and not format.symmetric:
         least, most = least.clamp(max=0), most.clamp(min=0)

@@ -30,6 +30,16 @@ class Lattice(NamedTuple):
     row_signs: UInt8[Tensor, " row_bytes"]
     col_signs: UInt8[Tensor, " col_bytes"]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, groups = self.codes.shape
+        return rows, groups * SIZE
+
+    @property
+    def form(self) -> str:
+        """How it is stored, in a word."""
+        return "e8"
+
     def dense(self) -> Float[Tensor, "rows cols"]:
         """The whole weight in float32."""
         rows, groups = self.codes.shape

@@ -10,6 +10,8 @@ in the same way:
     weight_zero_point           packed down the columns
     weight_shape                rows and columns, where they cannot be told from the packed tensor
     weight_g_idx                the group of each column, where groups are not contiguous
+    weight_packed, weight_scale, weight_row_signs, weight_col_signs   of the E8 lattice: a 16-bit code for eight weights
+    weight_packed, weight_codebooks, weight_scale                     of additive codebooks: a byte a codebook for eight weights
     weight_kept, weight_columns the columns of a split weight that stay in 16 bits, and which they are
     weight_scale_codes, weight_scale_largest, weight_scale_mean   scales that are stored in eight bits themselves
 """
@@ -21,11 +23,16 @@ import torch
 from torch import Tensor
 
 from assay.ops.quantize import elements
+from assay.ops.quantize.additive import Additive
 from assay.ops.quantize.grid import Format, Nested, Quantized, Scales, unnest
+from assay.ops.quantize.lattice import Lattice
 from assay.ops.quantize.outliers import Split
 from assay.ops.quantize.pack import pack, pack_nibbles, pack_trits, unpack, unpack_nibbles, unpack_trits
 
-Packed = Quantized | Split
+LATTICE = ("weight_packed", "weight_scale", "weight_row_signs", "weight_col_signs")  # the parts of each, in order
+ADDITIVE = ("weight_packed", "weight_codebooks", "weight_scale")
+
+Packed = Quantized | Split | Lattice | Additive
 
 
 def tensors(packed: Packed, *, whole_bytes: bool = False) -> dict[str, Tensor]:
@@ -37,6 +44,12 @@ def tensors(packed: Packed, *, whole_bytes: bool = False) -> dict[str, Tensor]:
     match packed:
         case Quantized():
             return _grid(packed, whole_bytes)
+        case Lattice():
+            parts = dict(zip(LATTICE, packed, strict=True))
+            return {**parts, "weight_shape": torch.tensor(packed.shape, dtype=torch.int64)}
+        case Additive():
+            parts = dict(zip(ADDITIVE, packed, strict=True))
+            return {**parts, "weight_shape": torch.tensor(packed.shape, dtype=torch.int64)}
         case Split():
             return {**_grid(packed.rest, whole_bytes), "weight_kept": packed.kept.contiguous(), "weight_columns": packed.columns}
         case _:
@@ -50,6 +63,10 @@ def kind_of(packed: Packed) -> dict[str, Any]:
             return {"kind": "grid", **packed.format._asdict()}
         case Split():
             return {"kind": "split", **packed.rest.format._asdict()}
+        case Lattice():
+            return {"kind": "lattice"}
+        case Additive():
+            return {"kind": "additive"}
         case _:
             assert_never(packed)
 
@@ -66,8 +83,14 @@ def from_tensors(stored: Mapping[str, Tensor], kind: Mapping[str, Any]) -> Packe
             return read_grid(stored, Format(**rest))
         case "split":
             return Split(read_grid(stored, Format(**rest)), stored["weight_kept"], stored["weight_columns"])
+        case "lattice":
+            return Lattice(*(stored[part] for part in LATTICE))
+        case "additive":
+            return Additive(*(stored[part] for part in ADDITIVE))
         case _:
-            raise ValueError(f"a weight of kind {name!r} is stored, and grid and split are known; it may be of a newer version")
+            raise ValueError(
+                f"a weight of kind {name!r} is stored; grid, split, lattice and additive are known, and it may be of a newer version"
+            )
 
 
 def stored_bytes(packed: Packed) -> int:

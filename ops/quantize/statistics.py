@@ -4,6 +4,7 @@ Not here: changing anything, or errors at the output of a model (``ops/evaluate`
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,14 @@ class MassiveAt(NamedTuple):
     largest: Massive
 
 
+class Entering(NamedTuple):
+    """The residual stream that enters a block: its largest activation, the window of that, and how many are massive in all windows."""
+
+    largest: Massive
+    window: int
+    massive: int
+
+
 class OutlierChannels(NamedTuple):
     """Channels whose largest size is above the bounds, that size over the median channel's at worst, and their share, 0 to 1."""
 
@@ -53,16 +62,18 @@ def massive(states: Float[Tensor, "tokens channels"], *, above: float = 100.0, t
     Source:
         Sun et al. 2024, §2, arXiv:2402.17762.
     """
-    numbers = states.double()
-    size = numbers.abs()
-    median = max(float(size.median()), torch.finfo(torch.float64).tiny)
-    deviation = max(float(numbers.std(correction=0)), torch.finfo(torch.float64).tiny)
-    found = ((size > above) & (size > times_median * median)).nonzero().tolist()
-    every = [
-        Massive(token, channel, value := float(numbers[token, channel]), abs(value) / deviation, abs(value) / median)
-        for token, channel in found
-    ]
-    return sorted(every, key=lambda one: -abs(one.value))
+    size = states.double().abs()
+    found = ((size > above) & (size > times_median * _median(size))).nonzero().tolist()
+    return sorted(_described(states, found), key=lambda one: -abs(one.value))
+
+
+def largest_activation(states: Float[Tensor, "tokens channels"]) -> Massive:
+    """The activation of the largest size, massive or not; of equal ones the first.
+
+    Args:
+        states: of one layer and one text, as for :func:`massive`.
+    """
+    return _described(states, [divmod(int(states.abs().argmax()), states.shape[1])])[0]
 
 
 def massive_activations(
@@ -78,24 +89,40 @@ def massive_activations(
     Raises:
         ValueError: no window, or one without a real token.
     """
-    names = [f"{structure.blocks_path(model)}.{layer}" for layer in range(len(structure.blocks(model)))]
-    if not len(windows):
-        raise ValueError("no window was given; at least one window of one token is needed to measure activations")
     found: list[MassiveAt] = []
-    for window in range(len(windows)):
-        mask = None if real is None else real[window : window + 1]
-        positions = list(range(windows.shape[1])) if mask is None else mask[0].nonzero()[:, 0].tolist()
 
-        def take(name: str, values: Tensor, window: int = window, positions: list[int] = positions) -> None:
-            every = massive(values, above=above, times_median=times_median)
-            if every:
-                places = sorted({positions[one.token] for one in every})
-                largest = every[0]._replace(token=positions[every[0].token])
-                channels = sorted({one.channel for one in every})
-                found.append(MassiveAt(names.index(name), window, tuple(places), tuple(channels), largest))
+    def take(layer: int, window: int, positions: list[int], states: Tensor) -> None:
+        every = massive(states, above=above, times_median=times_median)
+        if every:
+            places = sorted({positions[one.token] for one in every})
+            largest = every[0]._replace(token=positions[every[0].token])
+            channels = sorted({one.channel for one in every})
+            found.append(MassiveAt(layer, window, tuple(places), tuple(channels), largest))
 
-        watch_inputs(model, names, windows[window : window + 1], take, real=mask)
+    _watch_stream(model, windows, real, take)
     return sorted(found, key=lambda one: (one.layer, one.window))
+
+
+def residual_stream(
+    model: PreTrainedModel, windows: Int[Tensor, "windows length"], *, real: Bool[Tensor, "windows length"] | None = None
+) -> dict[str, Entering]:
+    """What enters each block, by the block's name: its largest activation over all windows, and how many are :func:`massive`.
+
+    Raises:
+        ValueError: no window, or one without a real token.
+    """
+    found: dict[int, Entering] = {}
+
+    def take(layer: int, window: int, positions: list[int], states: Tensor) -> None:
+        largest, known = largest_activation(states), found.get(layer)
+        count = len(massive(states)) + (known.massive if known else 0)
+        if known is None or abs(largest.value) > abs(known.largest.value):
+            known = Entering(largest._replace(token=positions[largest.token]), window, count)
+        found[layer] = known._replace(massive=count)
+
+    _watch_stream(model, windows, real, take)
+    path = structure.blocks_path(model)
+    return {f"{path}.{layer}": found[layer] for layer in sorted(found)}
 
 
 def largest_inputs(
@@ -161,3 +188,32 @@ def clipped_share(weight: Float[Tensor, "rows cols"], quantized: Quantized) -> f
     beyond = (half + 1e-5) * (last - first)
     numbers = weight.float()
     return float(((numbers < first - beyond) | (numbers > last + beyond)).double().mean())
+
+
+def _watch_stream(
+    model: PreTrainedModel, windows: Tensor, real: Tensor | None, take: Callable[[int, int, list[int], Tensor], None]
+) -> None:
+    """Hand ``take`` the layer, the window, the positions of its real tokens and the residual stream there [tokens, channels], window by window."""
+    names = [f"{structure.blocks_path(model)}.{layer}" for layer in range(len(structure.blocks(model)))]
+    if not len(windows):
+        raise ValueError("no window was given; at least one window of one token is needed to measure activations")
+    for window in range(len(windows)):
+        mask = None if real is None else real[window : window + 1]
+        positions = list(range(windows.shape[1])) if mask is None else mask[0].nonzero()[:, 0].tolist()
+
+        def with_place(name: str, states: Tensor, window: int = window, positions: list[int] = positions) -> None:
+            take(names.index(name), window, positions, states)
+
+        watch_inputs(model, names, windows[window : window + 1], with_place, real=mask)
+
+
+def _median(size: Tensor) -> float:
+    return max(float(size.median()), torch.finfo(torch.float64).tiny)
+
+
+def _described(states: Tensor, places: list[tuple[int, int]]) -> list[Massive]:
+    """The activations at ``places``, with how they stand out of ``states``."""
+    numbers = states.double()
+    median, deviation = _median(numbers.abs()), max(float(numbers.std(correction=0)), torch.finfo(torch.float64).tiny)
+    values = [(token, channel, float(numbers[token, channel])) for token, channel in places]
+    return [Massive(token, channel, value, abs(value) / deviation, abs(value) / median) for token, channel, value in values]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from assay.ops.quantize.activations import Activations
+    from assay.ops.quantize.calibrated import Way
     from assay.ops.quantize.grid import Format
     from assay.ops.quantize.rtn import Rounded, Shrink
 
@@ -127,6 +128,20 @@ def llm_int8(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None
     return _save(step, work, out, Rounded(layers, replace(work.model, layers)), windows) | {"columns_kept": kept}
 
 
+def e8(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """Eight weights to a point of the E8 lattice."""
+    from assay.ops.quantize.lattice import quantize
+
+    return _along(step, _open(parent), lambda weight, hessian: quantize(weight, hessian=hessian, seed=seed), out, windows)
+
+
+def additive(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """Eight weights to a sum of two code book entries."""
+    from assay.ops.quantize.additive import quantize
+
+    return _along(step, _open(parent), lambda weight, hessian: quantize(weight, hessian=hessian, seed=seed), out, windows)
+
+
 def _open(parent: Path) -> Work:
     from assay.ops.models.checkpoint import load_model
     from assay.ops.models.dense import require_dense
@@ -204,6 +219,19 @@ def _gptq(
     layers = {**found.layers, **rest}
     told = replace(dense.move(model, stored), layers, untie=step.head == "untie")
     return _save(step, work, out, Rounded(layers, {**found.summary, "skipped": told["skipped"]}), windows)
+
+
+def _along(step: Quantize, work: Work, way: "Way", out: Path, windows: "Tensor | None") -> dict[str, Any]:
+    """Every weight of the blocks by a way that looks at inputs, in float32."""
+    import torch
+
+    from assay.ops.models import dense
+    from assay.ops.quantize.calibrated import round_along
+    from assay.ops.quantize.rtn import Rounded, replace
+
+    found = round_along(dense.move(work.model, torch.float32), _need(windows, step), way)
+    told = replace(dense.move(work.model, dense.stored_dtype(work.parent)), found.layers)
+    return _save(step, work, out, Rounded(found.layers, {**found.summary, "skipped": told["skipped"]}), windows)
 
 
 def _mixed(step: Quantize, model: "PreTrainedModel", ids: "Tensor") -> "tuple[dict[str, Format], dict[str, Any]]":
