@@ -13,7 +13,7 @@ from assay.schemas.base import Shape
 from assay.schemas.experiment import Variant
 from assay.schemas.graph import Node
 from assay.schemas.manifest import Action
-from assay.schemas.protocols import Acceptance, Arithmetic, Constrained, Distribution, Divergence, Protocol, Speculation, Speed
+from assay.schemas.protocols import Acceptance, Arithmetic, Constrained, Distribution, Divergence, Outliers, Protocol, Speculation, Speed
 from assay.schemas.steps import DraftModel, PruneDepth, Quantize
 
 # Forward FLOPs per second on which a first guess rests where nothing like it has been built here; history replaces it at once.
@@ -121,6 +121,8 @@ def guess(protocol: Protocol, shape: Shape | None, *, draft: bool = False) -> fl
         return 5 + 14 * protocol.samples * 12 / GUESSED_DECODE * size / 1.35e8
     if isinstance(protocol, Distribution):
         return 2 + 2 * size * protocol.tokens / GUESSED_FLOPS + 2.5e-3 * protocol.tokens * len(protocol.temperatures)
+    if isinstance(protocol, Outliers):  # two forwards, and a look at all that is read
+        return 2 + 5 * size * protocol.windows * protocol.length / GUESSED_FLOPS
     if isinstance(protocol, Arithmetic):  # answers of about four tokens, about eight times as fast side by side
         drawn = protocol.problems * sum(protocol.samples if temperature else 1 for temperature in protocol.temperatures)
         return 5 + (drawn / 8 + protocol.problems) * 4 / GUESSED_DECODE * size / 1.35e8

@@ -7,7 +7,19 @@ from pathlib import Path
 from typing import assert_never
 
 from assay.ops.suites.subject import Result, Subject
-from assay.schemas.protocols import Acceptance, Arithmetic, Bytes, Constrained, Distribution, Divergence, Protocol, Speculation, Speed
+from assay.schemas.protocols import (
+    Acceptance,
+    Arithmetic,
+    Bytes,
+    Constrained,
+    Distribution,
+    Divergence,
+    Layers,
+    Outliers,
+    Protocol,
+    Speculation,
+    Speed,
+)
 
 
 def measure(protocol: Protocol, subject: Subject, *, reference: Path | None, experiment_dir: Path | None) -> Result:
@@ -52,5 +64,13 @@ def measure(protocol: Protocol, subject: Subject, *, reference: Path | None, exp
             from assay.ops.suites.arithmetic import arithmetic
 
             return arithmetic(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Layers():
+            from assay.ops.suites.layers import layers
+
+            return layers(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Outliers():
+            from assay.ops.suites.outliers import outliers
+
+            return outliers(protocol, subject, reference=reference, experiment_dir=experiment_dir)
         case _:
             assert_never(protocol)

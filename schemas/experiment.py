@@ -13,7 +13,19 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
 
 from assay.schemas.base import Base, Source
-from assay.schemas.protocols import Acceptance, Arithmetic, Bytes, Constrained, Distribution, Divergence, Protocol, Speculation, Speed
+from assay.schemas.protocols import (
+    Acceptance,
+    Arithmetic,
+    Bytes,
+    Constrained,
+    Distribution,
+    Divergence,
+    Layers,
+    Outliers,
+    Protocol,
+    Speculation,
+    Speed,
+)
 from assay.schemas.spec import BaseName, Name, Spec
 from assay.schemas.steps import Draft, Step
 
@@ -68,6 +80,16 @@ class InlineArithmetic(Arithmetic):
     name: Name | None = None
 
 
+class InlineLayers(Layers):
+    __doc__ = Layers.__doc__
+    name: Name | None = None
+
+
+class InlineOutliers(Outliers):
+    __doc__ = Outliers.__doc__
+    name: Name | None = None
+
+
 InlineProtocol = Annotated[
     InlineDivergence
     | InlineBytes
@@ -76,7 +98,9 @@ InlineProtocol = Annotated[
     | InlineSpeculation
     | InlineConstrained
     | InlineDistribution
-    | InlineArithmetic,
+    | InlineArithmetic
+    | InlineLayers
+    | InlineOutliers,
     Field(discriminator="suite"),
 ]
 

@@ -109,7 +109,16 @@ class Measurement(Spec):
     suite: str
     metric: str
     slice_kind: Literal[
-        "all", "token_class", "language", "position", "temperature", "temperature_k", "filter_temperature", "filter_temperature_k", "batch"
+        "all",
+        "token_class",
+        "language",
+        "position",
+        "temperature",
+        "temperature_k",
+        "filter_temperature",
+        "filter_temperature_k",
+        "batch",
+        "layer",
     ] = "all"
     slice: str = "all"
     value: float | None

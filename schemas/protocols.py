@@ -230,8 +230,25 @@ class Arithmetic(Spec):
         return self
 
 
+class Layers(Spec):
+    """What rounding did to each layer: signal over noise, what was clipped, how far the largest weight stands out. Only for variants with packed weights."""
+
+    suite: Literal["layers"] = "layers"
+
+
+class Outliers(Spec):
+    """How far activations stand out on a text: massive ones of the residual stream, and channels of what the linear layers read."""
+
+    suite: Literal["outliers"] = "outliers"
+    text: Text = Text(name="wikipedia")
+    windows: int = Field(default=4, ge=1, le=100_000)
+    length: int = Field(default=512, ge=8, le=131_072, description="tokens a window")
+    dtype: Dtype = "float32"
+
+
 Protocol = Annotated[
-    Divergence | Bytes | Acceptance | Speed | Speculation | Constrained | Distribution | Arithmetic, Field(discriminator="suite")
+    Divergence | Bytes | Acceptance | Speed | Speculation | Constrained | Distribution | Arithmetic | Layers | Outliers,
+    Field(discriminator="suite"),
 ]
 
 # What each suite measures, with the better direction, None where neither is better; budgets and plots name these.
@@ -307,11 +324,27 @@ METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
         "truncated_share": "lower",
         "distinct_answers": None,
     },
+    "layers": {
+        "snr_db": "higher",
+        "snr_lowest_db": "higher",
+        "clipped_share": None,
+        "largest_sigmas": "lower",
+        "quantized_bits": "lower",
+        "output_error": "lower",
+    },
+    "outliers": {
+        "massive_activations": "lower",
+        "largest_activation": "lower",
+        "largest_activation_sigmas": "lower",
+        "outlier_layers_share": "lower",
+        "worst_channel_ratio": "lower",
+    },
 }
 TIMED_SUITES = frozenset({"speed", "speculation"})
 DRAFT_SUITES = frozenset({"acceptance", "speculation"})  # of variants with a draft alone
 # Of what a draft does not change: measured of the variant without one.
-UNDRAFTED_SUITES = frozenset({"constrained", "distribution", "arithmetic"})
+UNDRAFTED_SUITES = frozenset({"constrained", "distribution", "arithmetic", "layers", "outliers"})
+PACKED_SUITES = frozenset({"layers"})  # of variants with a quantize step alone
 
 
 def suite_of(metric: str) -> str | None:

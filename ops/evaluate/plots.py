@@ -70,9 +70,18 @@ def frontier_png(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> bytes
 
 
 def layer_curve_png(
-    scores: Sequence[float], removed: Sequence[int] = (), *, title: str = "", label: str = "Block Influence (1 − cos)"
+    scores: Sequence[float],
+    removed: Sequence[int] = (),
+    *,
+    title: str = "",
+    label: str = "Block Influence (1 − cos)",
+    logarithmic: bool = False,
 ) -> bytes:
-    """A score for each layer, with the removed ones marked; of a run that is scored by its first layer, later layers may have no score."""
+    """A score for each layer, with the removed ones marked; of a run that is scored by its first layer, later layers may have no score.
+
+    Args:
+        logarithmic: where all scores are above 0; scores that differ by more than 20 times always are.
+    """
     if not scores:
         raise ValueError("there is no layer to draw")
     figure, axes = _figure(title)
@@ -83,11 +92,30 @@ def layer_curve_png(
         name = f"removed: {', '.join(map(str, gone))}"
         axes.scatter(marked, [scores[layer] for layer in marked], color=ORANGE, s=48, zorder=3, marker="X", label=name)
         axes.legend(frameon=False, fontsize=9)
-    if min(scores) > 0 and max(scores) > 20 * min(scores):
+    if min(scores) > 0 and (logarithmic or max(scores) > 20 * min(scores)):
         axes.set_yscale("log")
     axes.set_xlabel("layer (0 is the first)")
     axes.set_ylabel(label)
     axes.xaxis.get_major_locator().set_params(integer=True)
+    return _png(figure)
+
+
+def heat_map_png(rows: Mapping[str, Sequence[float | None]], *, title: str = "", label: str = "") -> bytes:
+    """A colour for each layer (across) and kind of layer (down); what is None or not finite is left white.
+
+    Args:
+        rows: by name, one value a layer; all of one length.
+    """
+    values = [[math.nan if value is None or not math.isfinite(value) else value for value in row] for row in rows.values()]
+    if not any(math.isfinite(value) for row in values for value in row):
+        raise ValueError("there is no layer with a number to draw")
+    figure, axes = _figure(title, width=7.2, height=1.3 + 0.3 * len(values))
+    axes.grid(False)
+    image = axes.imshow(values, aspect="auto", cmap="viridis", interpolation="nearest")
+    axes.set_yticks(range(len(rows)), list(rows), fontsize=9)
+    axes.set_xlabel("layer (0 is the first)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    figure.colorbar(image, ax=axes, pad=0.02).set_label(label, fontsize=9)
     return _png(figure)
 
 

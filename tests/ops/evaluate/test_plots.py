@@ -6,9 +6,10 @@ import threading
 import pytest
 import torch
 
-from assay.ops.evaluate.plots import LIMIT_BYTES, frontier_png, kl_histogram_png, layer_curve_png
+from assay.ops.evaluate.plots import LIMIT_BYTES, frontier_png, heat_map_png, kl_histogram_png, layer_curve_png
 from assay.ops.evaluate.summarise import histogram
 
+PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -29,6 +30,12 @@ def rows(count: int) -> list[dict]:
         lambda: layer_curve_png([0.1 + 0.01 * layer for layer in range(30)], [20, 21, 22, 23]),
         lambda: layer_curve_png([0.5]),
         lambda: layer_curve_png([0.3, 0.1, 0.2], [1, 2, 3, 4]),  # runs of four of seven layers, scored by their first
+        lambda: layer_curve_png([3.0, 5.0, 4.0], logarithmic=True),
+        lambda: layer_curve_png([0.0, 5.0], logarithmic=True),
+        lambda: heat_map_png(
+            {f"{name}_proj": [20 + layer % 7 for layer in range(80)] for name in PROJECTIONS}, label="signal over noise (dB)"
+        ),
+        lambda: heat_map_png({"one": [1.0]}),
     ],
 )
 def test_a_picture_is_a_small_png_and_always_the_same(draw):
@@ -40,6 +47,20 @@ def test_a_picture_is_a_small_png_and_always_the_same(draw):
 def test_different_data_make_different_pictures():
     assert layer_curve_png([0.1, 0.2], [1]) != layer_curve_png([0.1, 0.2], [0]) != layer_curve_png([0.1, 0.2])
     assert frontier_png(rows(3)) != frontier_png(rows(4))
+
+
+def test_a_curve_is_logarithmic_where_that_is_asked_or_its_scores_are_far_apart():
+    assert layer_curve_png([3.0, 5.0], logarithmic=True) != layer_curve_png([3.0, 5.0])
+    assert layer_curve_png([3.0, 500.0], logarithmic=True) == layer_curve_png([3.0, 500.0])
+    assert layer_curve_png([0.0, 5.0], logarithmic=True) == layer_curve_png([0.0, 5.0])  # 0 has no place on it
+
+
+def test_what_has_no_number_is_white_in_a_heat_map():
+    full = {"q_proj": [1.0, 2.0], "o_proj": [3.0, 4.0]}
+    missing, broken = ({**full, "o_proj": [gone, 4.0]} for gone in (None, float("inf")))
+    assert heat_map_png(missing) == heat_map_png(broken) != heat_map_png(full)
+    with pytest.raises(ValueError, match="no layer"):
+        heat_map_png({"q_proj": [None, float("nan")]})
 
 
 def test_variants_without_a_number_are_left_out_and_a_kl_of_zero_is_drawn():

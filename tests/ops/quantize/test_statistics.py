@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from assay.ops.quantize.grid import Format, dequantize, quantize
 from assay.ops.quantize.statistics import (
     clipped_share,
+    largest_activation,
     largest_inputs,
     largest_sigmas,
     massive,
     massive_activations,
     outlier_channels,
+    residual_stream,
     snr_db,
 )
 
@@ -55,6 +57,34 @@ def test_positions_are_those_of_the_window_whatever_its_padding(tl8):
     ids = torch.tensor([[0, 0, 0, 5, 9, 6]])
     found = massive_activations(tl8, ids, real=ids > 0, times_median=500)
     assert {one.positions for one in found} == {(4,)} and all(3 not in one.channels for one in found)
+
+
+def test_the_largest_activation_is_found_where_nothing_is_massive():
+    states = torch.tensor([[1.0, -2, 3], [0, -4, 4]])
+    found = largest_activation(states)
+    assert (found.token, found.channel, found.value, found.medians) == (1, 1, -4, 2)
+    assert found.sigmas == pytest.approx(4 / states.std(correction=0).item())
+    assert massive(states) == [] and largest_activation(torch.full((2, 3), 300.0)).token == 0
+    states = normal(50, 16)
+    states[31, 4] = 4e5
+    assert largest_activation(states) == massive(states)[0]
+
+
+def test_the_residual_stream_has_the_largest_of_all_windows_and_counts_what_is_massive_in_each(tl8):
+    with torch.no_grad():
+        tl8.model.embed_tokens.weight[IDS[1, 4], 7] = 5000.0
+        tl8.model.embed_tokens.weight[IDS[2, 9], 8] = -7000.0
+    found = residual_stream(tl8, IDS)
+    assert list(found) == [f"model.layers.{layer}" for layer in range(4)]
+    first = found["model.layers.0"]
+    assert (first.window, first.largest.token, first.largest.channel, first.largest.value, first.massive) == (2, 9, 8, -7000, 2)
+    with torch.inference_mode():
+        states = tl8(input_ids=IDS, use_cache=False, output_hidden_states=True).hidden_states
+    for layer, each in enumerate(found.values()):
+        assert each.largest.value == float(states[layer].flatten()[states[layer].abs().argmax()])
+        assert each.massive == sum(len(massive(states[layer][window])) for window in range(3))
+    masked = residual_stream(tl8, IDS, real=(IDS[2, 9] != IDS))["model.layers.0"]
+    assert (masked.window, masked.largest.token, masked.massive) == (1, 4, 1)
 
 
 def test_outlier_channels_worked_by_hand():
