@@ -14,7 +14,7 @@ from assay.schemas.experiment import Variant
 from assay.schemas.graph import Node
 from assay.schemas.manifest import Action
 from assay.schemas.protocols import Acceptance, Arithmetic, Constrained, Distribution, Divergence, Outliers, Protocol, Speculation, Speed
-from assay.schemas.steps import DraftModel, PruneDepth, Quantize
+from assay.schemas.steps import DraftModel, PruneDepth, Quantize, Rotate, Smooth
 
 # Forward FLOPs per second on which a first guess rests where nothing like it has been built here; history replaces it at once.
 GUESSED_FLOPS = 1e11
@@ -102,7 +102,21 @@ def node_guess(node: Node, shape: Shape | None) -> float:
         return 2 + size / 1e8 + 2 * size * node.step.calibration.windows * node.step.calibration.length / GUESSED_FLOPS
     if isinstance(node.step, DraftModel):  # the teacher's forward, and of a draft of half its size a forward and a backward
         return 2 + size / 1e8 + (5 * size * node.step.distill.tokens / GUESSED_FLOPS if node.step.distill else 0)
-    return 3 + size / 2e7 if isinstance(node.step, Quantize) else 0.05
+    if isinstance(node.step, Smooth | Rotate | Quantize):
+        return 3 + size / 2e7 + _calibrated(node.step, size) / GUESSED_FLOPS
+    return 0.05
+
+
+def _calibrated(step: Smooth | Rotate | Quantize, size: float) -> float:
+    """About the FLOPs of a step that looks at text: forwards over it, one or a few for each thing that is tried."""
+    if step.calibration is None:
+        return 0.0
+    tokens, mixed = step.calibration.windows * step.calibration.length, step.mixed if isinstance(step, Quantize) else None
+    if isinstance(step, Rotate):
+        return 8 * size * step.calibration.length * step.steps
+    if mixed is not None:  # every layer in every format
+        return 2 * size * (tokens + 66 * len(mixed.formats) * mixed.windows * step.calibration.length)
+    return 2 * size * tokens * (20 if step.method == "awq" else 4)
 
 
 def guess(protocol: Protocol, shape: Shape | None, *, draft: bool = False) -> float:

@@ -120,6 +120,12 @@ class Inputs(Spec):
     symmetric: bool = True
     clip_pct: int = Field(default=100, ge=10, le=100, description="percent of the range that is kept")
 
+    @model_validator(mode="after")
+    def possible(self) -> "Inputs":
+        if self.format.startswith("fp8") and not self.symmetric:
+            raise ValueError("symmetric: false with fp8_e4m3, which has no zero point; int8 and int4 have")
+        return self
+
 
 class Mixed(Spec):
     """Formats chosen layer by layer within a budget: the least sum of measured harm, the KL of the output with one layer rounded."""
@@ -127,6 +133,20 @@ class Mixed(Spec):
     millibits: int = Field(ge=1_000, le=16_000, description="the budget: mean bits of a weight, scales included, times a thousand")
     formats: tuple[Rounding, ...] = Field(default=("int8", "int4", "int3", "int2"), min_length=2, max_length=8)
     windows: int = Field(default=2, ge=1, le=256, description="of the calibration text, on which harm is measured")
+
+    @model_validator(mode="after")
+    def different(self) -> "Mixed":
+        if len(set(self.formats)) < len(self.formats):
+            raise ValueError(f"formats {', '.join(self.formats)} name one twice; each once")
+        return self
+
+    @field_validator("formats")
+    @classmethod
+    def once(cls, formats: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({each for each in formats if formats.count(each) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} twice; each format is named once")
+        return formats
 
 
 class Quantize(Grid):
@@ -171,10 +191,23 @@ class Quantize(Grid):
             raise ValueError(f"gptq: … with method: {self.method}; leave it out, or say method: gptq")
         if self.gptq is None and self.method == "gptq":
             object.__setattr__(self, "gptq", Gptq())
-        if self.gptq and self.gptq.act_order == "index" and self.group_size in (-1, "tensor"):
-            raise ValueError("act_order index with one scale a row, which has no groups to index; say static or none")
+        if self.gptq and self.gptq.act_order == "index" and self.group_size in (-1, "tensor", "block"):
+            shared = {-1: "one scale a row", "tensor": "one scale a weight", "block": "scales of blocks"}[self.group_size]
+            raise ValueError(f"act_order index with {shared}, which has no groups of columns to index; say static or none")
         if self.range != "minmax" and self.method not in ("rtn", "gptq"):
             raise ValueError(f"range: {self.range} with method: {self.method}, which finds its own; only rtn and gptq take a range")
+        if self.keep_permille != 999 and self.range != "percentile":
+            raise ValueError(f"keep_permille with range: {self.range}; only range: percentile keeps a share")
+        if self.method == "llm_int8" and self.inputs is not None:
+            raise ValueError(
+                "inputs with method: llm_int8, whose kept columns are for inputs that are not rounded; leave inputs out, or say rtn"
+            )
+        own = Quantize.model_construct(format=OWN_FORMATS.get(self.method, "int4"), group_size=64)
+        given = [key for key in ("format", "group_size", "symmetric") if getattr(self, key) != getattr(own, key)]
+        if self.method in ("e8", "additive") and given:
+            raise ValueError(f"{given[0]} with method: {self.method}, which has codes of its own, two bits a weight; leave it out")
+        if self.mixed is not None and self.format != "int4":
+            raise ValueError(f"format: {self.format} and mixed, which chooses formats by layer; say formats in mixed alone")
         if self.mixed is not None and self.method not in ("rtn", "gptq"):
             raise ValueError(f"mixed with method: {self.method}; rtn and gptq round to formats that differ by layer")
         if self.method == "hqq" and (self.format in FIXED_GROUPS or self.nested):
@@ -187,6 +220,8 @@ class Quantize(Grid):
             raise ValueError(f"calibration with method: {self.method} and range: {self.range}, which look at no text; leave it out")
         if calibrated and self.calibration is None:
             object.__setattr__(self, "calibration", Calibration())
+        if self.mixed and self.calibration and self.mixed.windows > self.calibration.windows:
+            raise ValueError(f"mixed on {self.mixed.windows} windows of a calibration text of {self.calibration.windows}; at most as many")
         return self
 
     @property
@@ -214,6 +249,20 @@ class Smooth(Grid):
     salience: Literal["inputs", "weights"] = Field(default="inputs", description="awq: by what channels are scaled; weights is the control")
     calibration: Calibration = Calibration()
 
+    @model_validator(mode="after")
+    def fitting(self) -> "Smooth":
+        """What the other method alone reads would make the same step under another name."""
+        if self.method == "awq" and self.alpha_pct != 50:
+            raise ValueError("alpha_pct with method: awq, which searches for it; only smoothquant takes it")
+        usual = Smooth.model_construct(method="smoothquant", group_size=64)
+        given = [key for key in SEARCHED if getattr(self, key) != getattr(usual, key)]
+        if self.method == "smoothquant" and given:
+            raise ValueError(f"{given[0]} with method: smoothquant, which rounds nothing to find its scales; only awq takes it")
+        return self
+
+
+SEARCHED = ("format", "group_size", "symmetric", "shared_exponent", "nested", "duo_scaling", "salience")
+
 
 class Rotate(Spec):
     """Turn the hidden states by an orthogonal matrix that the weights take in, without a change of the logits, so that no channel stands out."""
@@ -234,6 +283,10 @@ class Rotate(Spec):
         learned = self.method == "spinquant"
         if not learned and (self.calibration or self.inputs):
             raise ValueError(f"calibration or inputs with method: {self.method}, which learns nothing; only spinquant does")
+        if not learned and self.steps != 40:
+            raise ValueError(f"steps with method: {self.method}, which learns nothing; only spinquant does")
+        if self.inputs is not None and self.inputs.per == "tensor":
+            raise ValueError("inputs per tensor, whose range changes with every turn; spinquant learns with inputs per token")
         if learned and self.calibration is None:
             object.__setattr__(self, "calibration", Calibration(windows=16, length=256))
         if learned and self.inputs is None:

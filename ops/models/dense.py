@@ -114,8 +114,25 @@ def load_dense(directory: Path, *, dtype: torch.dtype | None = None, device: tor
 
 
 def move(model: PreTrainedModel, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> PreTrainedModel:
-    """``model`` in another dtype or on another device, in place."""
-    return model.to(dtype=dtype, device=device)  # type: ignore[call-arg]
+    """``model`` in another dtype or on another device, in place. Buffers that are no part of a checkpoint, such as the frequencies of positions, keep
+    their dtype, as they do when it is opened in that dtype.
+    """
+    kept = (
+        {}
+        if dtype is None
+        else {(part, name): part._buffers[name] for part in model.modules() for name in part._non_persistent_buffers_set}
+    )
+    model.to(dtype=dtype, device=device)  # type: ignore[call-arg]
+    for (part, name), buffer in kept.items():
+        part._buffers[name] = None if buffer is None else buffer.to(device)
+    return model
+
+
+def cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """``model`` with its parameters in another dtype, in place. Buffers, such as the frequencies of rotary embeddings, keep theirs."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def require_complete(info: dict[str, Any], directory: Path) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from assay.ops.models import structure
-from assay.ops.models.dense import read_config, weight_files, write_tokenizer
+from assay.ops.models.dense import RUNTIME_KEY, read_config, weight_files, write_tokenizer
 from assay.ops.prune.depth import drop_layers
 
 WEIGHTS = "model.safetensors"
@@ -62,6 +62,9 @@ def write_early_exit(parent: Path, out: Path, layers: int) -> dict[str, Any]:
         with safe_open(file, framework="pt") as opened:
             kept |= {name: opened.get_tensor(name) for name in opened.keys() if not name.startswith(gone)}  # noqa: SIM118
     cut = {**model.config.to_dict(), **{key: stored[key] for key in ("architectures", "dtype", "quantization_config") if key in stored}}
+    rounded = cut.get(RUNTIME_KEY, {}).get("activations")
+    if rounded:
+        cut[RUNTIME_KEY]["activations"] = {name: how for name, how in rounded.items() if not name.startswith(gone)}
     (out / "config.json").write_text(json.dumps(cut, indent=2, sort_keys=True))
     save_file(kept, out / WEIGHTS, metadata={"format": "pt"})
     (out / WEIGHTS).chmod((out / "config.json").stat().st_mode)

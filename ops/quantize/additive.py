@@ -66,23 +66,11 @@ def quantize(
         Egiazarian et al. 2024 (AQLM), §3, arXiv:2401.06118. Unlike it, codebooks are the (nearly) least-squares solution by conjugate gradients rather than
         by Adam, scales are solved for too, and whole blocks are not fine-tuned.
     """
-    cols = weight.shape[1]
-    if cols % SIZE:
-        raise ValueError(
-            f"a group is of {SIZE} weights, which does not divide the {cols} columns of the weight; a multiple of {SIZE} columns works"
-        )
     if not 1 <= code_bits <= 8 or books < 1 or beam < 1:
         raise ValueError(
             f"{books} codebooks of {code_bits} bits with a beam of {beam}; at least one, of 1 to 8 bits, with a beam of at least 1, work"
         )
-    groups = weight.numel() // SIZE
-    if groups < 2**code_bits:
-        raise ValueError(
-            f"the {groups} groups of the weight are fewer than the {2**code_bits} vectors of a codebook; "
-            f"code_bits={groups.bit_length() - 1} would work"
-            if groups > 1
-            else "a weight of one group has no codebook; two groups or more work"
-        )
+    require_fit(*weight.shape, code_bits=code_bits)
     if not weight.isfinite().all():
         raise ValueError(
             f"{int((~weight.isfinite()).sum()):,} of {weight.numel():,} weights are NaN or infinite; finite ones can be rounded"
@@ -94,6 +82,26 @@ def quantize(
     for _ in range(rounds):
         found = improve(weight, found, hessian=metric, beam=beam)
     return Additive(found.codes, found.codebooks.half(), found.scales.bfloat16())
+
+
+def require_fit(rows: int, cols: int, *, code_bits: int = 8) -> None:
+    """Refuse the shape of a weight.
+
+    Raises:
+        ValueError: columns that eight does not divide, or fewer groups than vectors in a codebook.
+    """
+    if cols % SIZE:
+        raise ValueError(
+            f"a group is of {SIZE} weights, which does not divide the {cols} columns of the weight; a multiple of {SIZE} columns works"
+        )
+    groups = rows * cols // SIZE
+    if groups < 2**code_bits:
+        raise ValueError(
+            f"the {groups} groups of the weight are fewer than the {2**code_bits} vectors of a codebook; "
+            f"code_bits={groups.bit_length() - 1} would work"
+            if groups > 1
+            else "a weight of one group has no codebook; two groups or more work"
+        )
 
 
 def begin(weight: Float[Tensor, "rows cols"], *, books: int, code_bits: int, seed: int) -> Additive:

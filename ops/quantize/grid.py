@@ -64,7 +64,7 @@ def effective_bits(format: Format, rows: int, cols: int) -> float:
     size = {0: rows * cols, -1: cols}.get(format.group_size, format.group_size * format.block_rows)
     count = rows * cols // size
     code = TRIT_BITS if format.element == "ternary" else format.bits
-    zero = 0 if format.symmetric else format.bits
+    zero = 0 if format.symmetric else 8 if format.group_size == 0 else format.bits
     shared = count * (SCALE_BITS[format.scale] + zero)
     if format.nested:
         shared = 8 * count + 32 * (-(-count // NESTED_BLOCK) + 1)

@@ -72,12 +72,7 @@ def quantize(
         scale is fitted by least squares (under H) after rounding; no fine-tuning.
     """
     rows, cols = weight.shape
-    if cols % SIZE:
-        raise ValueError(
-            f"a code is of {SIZE} weights, which does not divide the {cols} columns of the weight; a multiple of {SIZE} columns works"
-        )
-    for size in (rows, cols):
-        hadamard.core(size)
+    require_fit(rows, cols)
     if not weight.isfinite().all():
         raise ValueError(
             f"{int((~weight.isfinite()).sum()):,} of {weight.numel():,} weights are NaN or infinite; finite ones can be rounded"
@@ -96,6 +91,20 @@ def quantize(
         weighted = points @ turned_hessian.float()
     fitted = (turned * weighted).double().sum() / (points * weighted).double().sum()
     return Lattice(codes, fitted.float().reshape(1), pack_signs(row_signs), pack_signs(col_signs))
+
+
+def require_fit(rows: int, cols: int) -> None:
+    """Refuse the shape of a weight.
+
+    Raises:
+        ValueError: columns that eight does not divide, or a size without a Hadamard matrix.
+    """
+    if cols % SIZE:
+        raise ValueError(
+            f"a code is of {SIZE} weights, which does not divide the {cols} columns of the weight; a multiple of {SIZE} columns works"
+        )
+    for size in (rows, cols):
+        hadamard.core(size)
 
 
 @cache

@@ -7,7 +7,7 @@ in the same way:
     weight                      what takes a byte anyway: integers of eight bits with rounded activations, e4m3, e5m2
     weight_scale                bfloat16, float16 or float32; of e8m0 the exponent plus 127 as uint8; of NVFP4 e4m3
     weight_global_scale         NVFP4: what the scales are to be divided by
-    weight_zero_point           packed down the columns
+    weight_zero_point           packed down the columns; one of the whole tensor, or beside whole bytes, a byte each
     weight_shape                rows and columns, where they cannot be told from the packed tensor
     weight_g_idx                the group of each column, where groups are not contiguous
     weight_packed, weight_scale, weight_row_signs, weight_col_signs   of the E8 lattice: a 16-bit code for eight weights
@@ -117,11 +117,13 @@ def _grid(quantized: Quantized, whole_bytes: bool) -> dict[str, Tensor]:
         scales = shared.scales
         found["weight_scale"] = (scales.log2() + 127).round().to(torch.uint8) if format.scale == "e8m0" else scales
     if format.group_size == 0:
-        found["weight_scale"] = found["weight_scale"].reshape(1)
+        found["weight_scale"] = found["weight_scale"].reshape(1)  # as compressed-tensors has it, and the zero point with it
     if shared.factor is not None:
         found["weight_global_scale"] = shared.factor
     if shared.zeros is not None:
-        found["weight_zero_point"] = shared.zeros if "weight" in found else pack(shared.zeros, bits=format.bits, along_rows=True)
+        whole = "weight" in found or format.group_size == 0
+        zeros = shared.zeros.reshape(1) if format.group_size == 0 else shared.zeros
+        found["weight_zero_point"] = zeros if whole else pack(zeros, bits=format.bits, along_rows=True)
     if order is not None:
         found["weight_g_idx"] = order.to(torch.int32)
     return {name: tensor.contiguous() for name, tensor in found.items()}
@@ -152,7 +154,7 @@ def read_grid(stored: Mapping[str, Tensor], format: Format) -> Quantized:
         if format.scale == "e8m0":
             scales = torch.ldexp(torch.ones(blocks), scales.to(torch.int32) - 127)
     zeros = stored.get("weight_zero_point")
-    if zeros is not None and "weight" not in stored:
+    if zeros is not None and "weight" not in stored and format.group_size != 0:
         zeros = unpack(zeros, bits=format.bits, shape=blocks, along_rows=True)
     if zeros is not None:
         zeros = zeros.reshape(blocks).contiguous()

@@ -25,6 +25,18 @@ from assay.ops.quantize.layout import Packed, kind_of, stored_bytes, tensors
 from assay.ops.quantize.runtime import Runtime, describe
 
 OWN = "assay"  # the method of our own layout
+PLAIN = """```python
+AutoModelForCausalLM.from_pretrained(directory)
+```
+
+opens it; compressed-tensors unpacks the weights at the first forward pass.
+"""
+DTYPES = """In bfloat16 every way gives the same weights, bit for bit. With `dequantize=True` and `dtype=torch.float32` the products are still rounded
+to bfloat16, the dtype of the scales; a plain `from_pretrained` in float32 keeps them exact.
+"""
+ROUNDED = """A plain `from_pretrained` rounds activations as Assay does; in bfloat16 it also computes their scales in bfloat16, in float32 exactly. The
+formats mxfp4, mxfp8 and nvfp4 it opens in bfloat16 alone.
+"""
 
 
 class Scheme(NamedTuple):
@@ -34,8 +46,8 @@ class Scheme(NamedTuple):
     weights: dict[str, Any]
 
 
-def scheme_of(format: Format, *, rounds_inputs: bool = False, ordered: bool = False) -> Scheme | None:
-    """``format`` in the words of compressed-tensors; None where it has none.
+def scheme_of(format: Format, *, rounds_inputs: bool = False) -> Scheme | None:
+    """``format`` in the words of compressed-tensors; None where it has none, as for groups of columns that are not contiguous (since 0.20).
 
     Args:
         rounds_inputs: activations are rounded as well, which it stores in another way.
@@ -47,8 +59,6 @@ def scheme_of(format: Format, *, rounds_inputs: bool = False, ordered: bool = Fa
     weights: dict[str, Any] = {"num_bits": format.bits, "symmetric": format.symmetric, "strategy": strategy, "group_size": size}
     if format.element == "int" and strategy != "block":
         whole = format.bits == 8 and rounds_inputs
-        if ordered:
-            weights["actorder"] = "group"
         return Scheme("int-quantized" if whole else "pack-quantized", {**weights, "type": "int"})
     if format.element == "e4m3" and format.scale == "e8m0" and size == 32:
         return Scheme("mxfp8-quantized", {**weights, "type": "float", "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"})
@@ -100,7 +110,7 @@ def save_packed(
     _write(model, directory, state | packed, config, runtime)
     weights = sum(weight.shape[0] * weight.shape[1] for weight in layers.values())
     size = sum(stored_bytes(weight) for weight in layers.values())
-    plain = _opens_plainly(model, layers, config, runtime)
+    plain = _opens_plainly(model, layers, config)
     (Path(directory) / "README.md").write_text(_readme(layers, config, runtime, plain))
     return {
         "bits_per_weight": 8 * size / weights, "packed_weights": weights, "packed_bytes": size, "layout": config["quant_method"], "opens_plainly": plain,
@@ -130,9 +140,9 @@ def _config(model: PreTrainedModel, layers: Mapping[str, Packed], runtime: Runti
     inputs: dict[str, QuantizationArgs | None] = {}
     for name, weight in layers.items():
         rounded = runtime.activations.get(name)
-        if not isinstance(weight, Quantized):
+        if not isinstance(weight, Quantized) or weight.order is not None:
             return _own_config(layers)
-        found = scheme_of(weight.format, rounds_inputs=rounded is not None, ordered=weight.order is not None)
+        found = scheme_of(weight.format, rounds_inputs=rounded is not None)
         if found is None or name not in modules or runtime.online or (rounded and not _sayable(rounded)):
             return _own_config(layers)
         key = f"{found} {rounded and _inputs(rounded)}"
@@ -192,56 +202,49 @@ def _write(model: PreTrainedModel, directory: Path, state: dict[str, Tensor], qu
     (directory / "model.safetensors").chmod((directory / "config.json").stat().st_mode)
 
 
-def _opens_plainly(model: PreTrainedModel, layers: Mapping[str, Packed], config: dict[str, Any], runtime: Runtime) -> bool:
+def _opens_plainly(model: PreTrainedModel, layers: Mapping[str, Packed], config: dict[str, Any]) -> bool:
     """Whether ``AutoModelForCausalLM.from_pretrained(directory)`` opens it as it is meant, as far as transformers 5.24 goes (tested)."""
+    if config["quant_method"] == OWN:
+        return False
     modules = dict(model.named_modules())
     linear = all(isinstance(modules.get(name), nn.Linear) for name in layers)
-    symmetric = all(isinstance(weight, Quantized) and weight.shared.zeros is None for weight in layers.values())
-    return config["quant_method"] != OWN and not runtime and linear and symmetric
+    kinds = [(group["format"], group["weights"]) for group in config["config_groups"].values()]
+    packed_zeros = any(kind == "pack-quantized" and not weights["symmetric"] and weights["strategy"] != "tensor" for kind, weights in kinds)
+    return linear and not packed_zeros
 
 
 def _readme(layers: Mapping[str, Packed], config: dict[str, Any], runtime: Runtime, plain: bool) -> str:
     kinds = sorted({_said(weight) for weight in layers.values()})
     own = config["quant_method"] == OWN
     layout = "our own layout" if own else f"the `{config['format']}` format of compressed-tensors"
-    dequantized = (
-        "AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16,\n"
-        "                                     quantization_config=CompressedTensorsConfig(dequantize=True))"
-    )
+    several = not own and len(config["config_groups"]) > 1
+    dequantized = """```python
+AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16,
+                                     quantization_config=CompressedTensorsConfig(dequantize=True))
+```
+"""
     if own:
-        how = "Only Assay opens it: `assay.ops.models.checkpoint.load_model(directory)` gives a transformers model with dense weights.\n"
-    elif runtime:
-        how = f"""Opened by anyone else, the weights alone are had:
-
-```python
-{dequantized}
-```
-
-What else must run (rounded activations) is in `config.json` under `{RUNTIME_KEY}`; `assay.ops.models.checkpoint.load_model(directory)` does it.
-"""
+        how = ["Only Assay opens it: `assay.ops.models.checkpoint.load_model(directory)` gives a transformers model with dense weights.\n"]
     elif plain:
-        how = f"""```python
-AutoModelForCausalLM.from_pretrained(directory)
-```
-
-opens it; compressed-tensors unpacks the weights at the first forward pass. To have dense weights at once:
-
-```python
-{dequantized}
-```
-
-In bfloat16 every way gives the same weights, bit for bit. With `dequantize=True` and `dtype=torch.float32` the products are still rounded
-to bfloat16, the dtype of the scales; a plain `from_pretrained` in float32 keeps them exact.
-"""
+        how = [PLAIN]
     else:
-        how = f"""transformers 5.24 with compressed-tensors 0.20 does not open packed zero points or a packed embedding by a plain `from_pretrained`; this
-opens it, dequantized:
-
-```python
-{dequantized}
-```
-"""
-    lines = "".join(f"- {kind}\n" for kind in kinds)
+        what = "transformers 5.24 with compressed-tensors 0.20 does not open packed zero points or a packed embedding by a plain `from_pretrained`"
+        how = [f"{what}.\n" if several else f"{what}; this\nopens it, dequantized:\n\n{dequantized}"]
+    if several and not plain:
+        how += [
+            "Nor does `dequantize=True`, which knows one format a checkpoint; `assay.ops.models.checkpoint.load_model(directory)` opens it.\n"
+        ]
+    elif several:
+        how += ["`dequantize=True` does not, since it knows one format a checkpoint.\n"]
+    elif plain and runtime:
+        how += [f"The weights alone, without rounded activations:\n\n{dequantized}"]
+    elif plain:
+        how += [f"To have dense weights at once:\n\n{dequantized}", DTYPES]
+    if runtime.activations and not own:
+        how += [ROUNDED if plain else "Activations are to be rounded too, which only Assay does then.\n"]
+    if runtime:
+        how += [f"What runs beside the weights (rounded activations, rotations) is in `config.json` under `{RUNTIME_KEY}`.\n"]
+    lines, explained = "".join(f"- {kind}\n" for kind in kinds), "\n".join(how)
     return f"""# A packed checkpoint
 
 Weights in {layout}:
@@ -250,7 +253,7 @@ Weights in {layout}:
 A weight is (the value of its code − its zero point) × its scale. The layers left as they were are in `config.json` under
 `quantization_config`.
 
-{how}"""
+{explained}"""
 
 
 def _said(packed: Packed) -> str:

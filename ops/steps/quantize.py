@@ -3,7 +3,7 @@
 Not here: any arithmetic, or where artifacts are kept.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,7 +59,7 @@ def rtn(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = N
     """Each weight to the nearest number."""
     from assay.ops.quantize.rtn import rtn
 
-    work = _open(parent)
+    work = _open(step, parent, windows)
     return _save(
         step, work, out, rtn(work.model, format_of(step), embeddings=step.embeddings, head=step.head, shrink=_range(step)), windows
     )
@@ -70,7 +70,7 @@ def rtn_clipped(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | N
     from assay.ops.quantize.awq import awq
     from assay.ops.quantize.rtn import rtn
 
-    work, format = _open(parent), format_of(step)
+    work, format = _open(step, parent, windows), format_of(step)
     shrink = awq(work.model, _need(windows, step), format, kinds=()).shrink
     return _save(step, work, out, rtn(work.model, format, embeddings=step.embeddings, head=step.head, shrink=shrink), windows)
 
@@ -79,7 +79,7 @@ def rtn_mixed(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | Non
     """Each weight to the nearest number, in formats chosen by layer."""
     from assay.ops.quantize.rtn import rtn
 
-    work = _open(parent)
+    work = _open(step, parent, windows)
     formats, told = _mixed(step, work.model, _need(windows, step))
     return _save(step, work, out, rtn(work.model, formats, shrink=_range(step)), windows) | told
 
@@ -89,27 +89,27 @@ def hqq(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = N
     from assay.ops.quantize.hqq import hqq
     from assay.ops.quantize.rtn import Rounded, choose, replace
 
-    work, format = _open(parent), format_of(step)
+    work, format = _open(step, parent, windows), format_of(step)
     layers = {name: hqq(weight.float(), format) for name, weight in choose(work.model, step.embeddings, step.head).items()}
     return _save(step, work, out, Rounded(layers, replace(work.model, layers, untie=step.head == "untie")), windows)
 
 
 def gptq(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
     """Each column to the nearest number, the error carried to the columns after it."""
-    return _gptq(step, _open(parent), format_of(step), _range(step), out, windows)
+    return _gptq(step, _open(step, parent, windows), format_of(step), _range(step), out, windows)
 
 
 def gptq_clipped(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
     """The same, in the ranges that err least in the layers' outputs."""
     from assay.ops.quantize.awq import awq
 
-    work, format = _open(parent), format_of(step)
+    work, format = _open(step, parent, windows), format_of(step)
     return _gptq(step, work, format, awq(work.model, _need(windows, step), format, kinds=()).shrink, out, windows)
 
 
 def gptq_mixed(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
     """The same, in formats chosen by layer."""
-    work = _open(parent)
+    work = _open(step, parent, windows)
     formats, told = _mixed(step, work.model, _need(windows, step))
     return _gptq(step, work, formats, _range(step), out, windows) | told
 
@@ -120,7 +120,7 @@ def llm_int8(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None
     from assay.ops.quantize.rtn import Rounded, choose, replace
     from assay.ops.quantize.statistics import largest_inputs
 
-    work = _open(parent)
+    work = _open(step, parent, windows)
     largest = largest_inputs(work.model, _need(windows, step))
     chosen = choose(work.model, step.embeddings, step.head)
     layers = {name: split(weight, above(largest[name]), format_of(step)) for name, weight in chosen.items() if name in largest}
@@ -130,26 +130,43 @@ def llm_int8(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None
 
 def e8(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
     """Eight weights to a point of the E8 lattice."""
-    from assay.ops.quantize.lattice import quantize
+    from assay.ops.quantize.lattice import quantize, require_fit
 
-    return _along(step, _open(parent), lambda weight, hessian: quantize(weight, hessian=hessian, seed=seed), out, windows)
+    work = _open(step, parent, windows)
+    _fitting(work, require_fit)
+    return _along(step, work, lambda weight, hessian: quantize(weight, hessian=hessian, seed=seed), out, windows)
 
 
 def additive(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
     """Eight weights to a sum of two code book entries."""
-    from assay.ops.quantize.additive import quantize
+    from assay.ops.quantize.additive import quantize, require_fit
 
-    return _along(step, _open(parent), lambda weight, hessian: quantize(weight, hessian=hessian, seed=seed), out, windows)
+    work = _open(step, parent, windows)
+    _fitting(work, require_fit)
+    return _along(step, work, lambda weight, hessian: quantize(weight, hessian=hessian, seed=seed), out, windows)
 
 
-def _open(parent: Path) -> Work:
+def _open(step: Quantize, parent: Path, windows: "Tensor | None") -> Work:
+    """The checkpoint to round, after what can be told without rounding: that it is dense and finite, that there is text, and that inputs can be rounded.
+
+    Raises:
+        ValueError: any of these is not so.
+    """
+    from assay.ops.models import experts
     from assay.ops.models.checkpoint import load_model
-    from assay.ops.models.dense import require_dense
-    from assay.ops.models.experts import weights
+    from assay.ops.models.dense import check_finite, require_dense
 
     require_dense(parent, "quantize", runtime=True)
+    if step.calibrated:
+        _need(windows, step)
     model = load_model(parent)
-    return Work(parent, model, {name: weight.clone() for name, weight in weights(model).items()})
+    check_finite(model.state_dict().items())
+    mixtures = experts.fused(model)
+    if step.inputs is not None and mixtures:
+        raise ValueError(
+            f"the inputs of experts ({next(iter(mixtures))}) cannot be rounded: they are computed together; leave out inputs, or take a dense model"
+        )
+    return Work(parent, model, {name: weight.clone() for name, weight in experts.weights(model).items()})
 
 
 def _save(step: Quantize, work: Work, out: Path, rounded: "Rounded", windows: "Tensor | None") -> dict[str, Any]:
@@ -182,8 +199,10 @@ def _activations(step: Quantize, model: "PreTrainedModel", rounded: "Rounded", w
 
 
 def _need(windows: "Tensor | None", step: Quantize) -> "Tensor":
-    if windows is None:
-        raise ValueError(f"method {step.method} with range {step.range} looks at text; give windows, token ids of shape [windows, length]")
+    if windows is None or not windows.numel():
+        what = f"method {step.method} with range {step.range}" + (f" and inputs per {step.inputs.per}" if step.inputs else "")
+        given = "none" if windows is None else f"{list(windows.shape)} of them"
+        raise ValueError(f"{what} looks at text; got {given}, give windows: token ids of shape [windows, length]")
     return windows
 
 
@@ -213,11 +232,11 @@ def _gptq(
     ends = {name: weight for name, weight in choose(model, step.embeddings, step.head).items() if name not in work.original}
     rest = round_each(ends, dict.fromkeys(ends, format_of(step)))
     found = quantize_model(
-        dense.move(model, torch.float32), ids, formats, act_order=step.gptq.act_order, damping=step.gptq.damping_pct / 100,
+        dense.cast(model, torch.float32), ids, formats, act_order=step.gptq.act_order, damping=step.gptq.damping_pct / 100,
         shrink=1.0 if shrink is None else shrink, true_sequential=step.gptq.true_sequential, propagate=step.gptq.propagate,
     )  # fmt: skip
     layers = {**found.layers, **rest}
-    told = replace(dense.move(model, stored), layers, untie=step.head == "untie")
+    told = replace(dense.cast(model, stored), layers, untie=step.head == "untie")
     return _save(step, work, out, Rounded(layers, {**found.summary, "skipped": told["skipped"]}), windows)
 
 
@@ -229,9 +248,20 @@ def _along(step: Quantize, work: Work, way: "Way", out: Path, windows: "Tensor |
     from assay.ops.quantize.calibrated import round_along
     from assay.ops.quantize.rtn import Rounded, replace
 
-    found = round_along(dense.move(work.model, torch.float32), _need(windows, step), way)
-    told = replace(dense.move(work.model, dense.stored_dtype(work.parent)), found.layers)
+    found = round_along(dense.cast(work.model, torch.float32), _need(windows, step), way)
+    told = replace(dense.cast(work.model, dense.stored_dtype(work.parent)), found.layers)
     return _save(step, work, out, Rounded(found.layers, {**found.summary, "skipped": told["skipped"]}), windows)
+
+
+def _fitting(work: Work, require: "Callable[[int, int], None]") -> None:
+    """Ask of each weight, before any is rounded, whether its rows and columns fit; a note names the one that does not."""
+    for name, weight in work.original.items():
+        rows, cols = weight.shape
+        try:
+            require(rows, cols)
+        except ValueError as error:
+            error.add_note(f"in {name} ({[rows, cols]})")
+            raise
 
 
 def _mixed(step: Quantize, model: "PreTrainedModel", ids: "Tensor") -> "tuple[dict[str, Format], dict[str, Any]]":
@@ -240,6 +270,25 @@ def _mixed(step: Quantize, model: "PreTrainedModel", ids: "Tensor") -> "tuple[di
 
     assert step.mixed is not None
     formats = [format_of(step, name) for name in step.mixed.formats]
+    _affordable(model, formats, step.mixed.millibits / 1000)
     harm = sensitivities(model, ids[: step.mixed.windows], formats)
     chosen = allocate(harm, budget=step.mixed.millibits / 1000)
     return chosen.formats, {"mixed": chosen.summary}
+
+
+def _affordable(model: "PreTrainedModel", formats: "Sequence[Format]", budget: float) -> None:
+    """Refuse a budget that the smallest formats exceed, before anything is measured."""
+    from assay.ops.models.experts import weights
+    from assay.ops.quantize.grid import effective_bits, require_fit
+
+    shapes = [tuple(weight.shape) for weight in weights(model).values()]
+    for shape in shapes:
+        for format in formats:
+            require_fit(shape, format)
+    least = sum(min(effective_bits(format, *shape) for format in formats) * shape[0] * shape[1] for shape in shapes)
+    least /= max(sum(rows * cols for rows, cols in shapes), 1)
+    if least > budget + 1e-9:
+        names = ", ".join(format.name for format in formats)
+        raise ValueError(
+            f"a budget of {budget:g} bits a weight is below the {least:.4g} that the smallest of {names} take; a larger budget works"
+        )

@@ -16,7 +16,7 @@ def rotate(step: Rotate, parent: Path, out: Path, *, windows: "Tensor | None" = 
     from assay.ops.quantize.runtime import Runtime
     from assay.ops.steps.whole import opened, written
 
-    model, stored = opened(parent)
+    model, stored = opened(parent, step.kind)
     kind = "random" if step.method == "random" else "hadamard"
     transforms = rotate(model, kind=kind, seed=seed, online=_places(step), untie=True)
     written(move(model, stored), parent, out, Runtime(online=transforms))
@@ -32,9 +32,10 @@ def spinquant(step: Rotate, parent: Path, out: Path, *, windows: "Tensor | None"
     from assay.ops.quantize.spin import learn
     from assay.ops.steps.whole import opened, written
 
-    if windows is None or step.inputs is None:
-        raise ValueError("spinquant learns on text; give windows, token ids of shape [windows, length]")
-    model, stored = opened(parent)
+    if windows is None or not windows.numel() or step.inputs is None:
+        given = "none" if windows is None else f"{list(windows.shape)} of them"
+        raise ValueError(f"spinquant learns on text; got {given}, give windows: token ids of shape [windows, length]")
+    model, stored = opened(parent, step.kind)
     said = step.inputs
     rounded = Activations(said.format, said.per, said.symmetric, said.clip_pct / 100)
     found = learn(model, windows, steps=step.steps, seed=seed, activations=rounded, online=_places(step))

@@ -15,8 +15,9 @@ def smooth(step: Smooth, parent: Path, out: Path, *, windows: "Tensor | None" = 
     from assay.ops.quantize.smooth import smooth
     from assay.ops.steps.whole import opened, written
 
-    model, stored = opened(parent)
-    found = smooth(model, _need(windows, step), alpha=step.alpha_pct / 100)
+    ids = _need(windows, step)
+    model, stored = opened(parent, step.kind)
+    found = smooth(model, ids, alpha=step.alpha_pct / 100)
     written(move(model, stored), parent, out)
     return {"method": step.method, "pairs": len(found), "largest_scale": max(float(scales.max()) for scales in found.values())}
 
@@ -28,15 +29,17 @@ def awq(step: Smooth, parent: Path, out: Path, *, windows: "Tensor | None" = Non
     from assay.ops.steps.quantize import format_of
     from assay.ops.steps.whole import opened, written
 
-    model, stored = opened(parent)
+    ids = _need(windows, step)
+    model, stored = opened(parent, step.kind)
     salience = "activation" if step.salience == "inputs" else "weight"
-    found = awq(model, _need(windows, step), format_of(step), salience=salience, duo="on" if step.duo_scaling else "off", clip=False)
+    found = awq(model, ids, format_of(step), salience=salience, duo="on" if step.duo_scaling else "off", clip=False)
     written(move(model, stored), parent, out)
     errors = {name: {"alpha": each.alpha, "error": each.error, "unscaled": each.unscaled} for name, each in found.pairs.items()}
     return {"method": step.method, "pairs": errors, "unseen": list(found.unseen)}
 
 
 def _need(windows: "Tensor | None", step: Smooth) -> "Tensor":
-    if windows is None:
-        raise ValueError(f"{step.method} looks at text; give windows, token ids of shape [windows, length]")
+    if windows is None or not windows.numel():
+        given = "none" if windows is None else f"{list(windows.shape)} of them"
+        raise ValueError(f"{step.method} looks at text; got {given}, give windows: token ids of shape [windows, length]")
     return windows

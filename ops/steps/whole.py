@@ -5,18 +5,20 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from assay.ops.models.dense import RUNTIME_KEY, load_dense, require_dense, save_checkpoint, stored_dtype
+from assay.ops.models.dense import RUNTIME_KEY, check_finite, load_dense, require_dense, save_checkpoint, stored_dtype
 from assay.ops.quantize.runtime import Runtime, describe
 
 
-def opened(parent: Path) -> tuple[PreTrainedModel, torch.dtype]:
+def opened(parent: Path, what: str) -> tuple[PreTrainedModel, torch.dtype]:
     """The model of a dense checkpoint in float32, and the dtype that it is stored in.
 
     Raises:
-        ValueError: it is quantized, or needs more than its weights to be run.
+        ValueError: ``what`` (a step) changes dense weights, but it is quantized, needs more than its weights to be run, or is not finite.
     """
-    require_dense(parent, "this step")
-    return load_dense(parent, dtype=torch.float32), stored_dtype(parent)
+    require_dense(parent, what)
+    model = load_dense(parent, dtype=torch.float32)
+    check_finite(model.state_dict().items())
+    return model, stored_dtype(parent)
 
 
 def written(model: PreTrainedModel, parent: Path, out: Path, runtime: Runtime | None = None) -> None:
