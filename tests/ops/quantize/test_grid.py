@@ -7,7 +7,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.ops.quantize.grid import Format, dequantize, largest_divisor, quantize
+from assay.ops.quantize.grid import Format, dequantize, encode, largest_divisor, quantize
 
 
 def weights(seed: int, scale: float, shift: float, rows: int = 3, cols: int = 32) -> torch.Tensor:
@@ -132,6 +132,83 @@ def test_bits_outside_the_format_are_refused(bits):
 def test_weights_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="1 of 16 weights are NaN or infinite"):
         quantize(torch.ones(2, 8).index_put((torch.tensor(0), torch.tensor(3)), torch.tensor(torch.inf)), Format("int", 4, 8))
+
+
+MX = Format("e2m1", 4, 32, scale="e8m0")
+EVERY = [
+    Format("e2m1", 4, 16, scale="e4m3"), MX, MX._replace(shared_exponent="ceil"), MX._replace(shared_exponent="even"), Format("nf4", 4, 64, scale="float32"),
+    Format("nf4", 4, 64, scale="float32", nested=True), Format("e4m3", 8, -1), Format("e5m2", 8, 0), Format("e4m3", 8, 16, 8),
+    Format("e4m3", 8, 32, scale="e8m0"), Format("ternary", 2, 0), Format("int", 4, 0), Format("int", 3, 16, symmetric=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", EVERY, ids=lambda format: f"{format.name} {format.group_size} {format.shared_exponent}")
+@pytest.mark.parametrize("size", [1e-30, 1e-7, 1.0, 1e4])
+def test_every_format_keeps_its_codes_and_stays_finite(format, size):
+    weight = weights(0, size, 0.0, rows=8, cols=128)
+    weight[0] = 0
+    found = quantize(weight, format)
+    back = dequantize(found)
+    assert back.isfinite().all() and (found.shared.effective > 0).all()
+    assert torch.equal(encode(back, found.shared, format), found.codes)  # rounding what is rounded changes nothing
+    if format.element != "nf4" and size > 1e-30:  # nf4 too has a zero, whose code a group of zeros takes
+        assert back[0].abs().max() == 0
+    bound = {"ternary": 0.6, "int": 0.3, "e2m1": 0.25, "nf4": 0.15}.get(format.element, 0.1)
+    if size > 1e-30:
+        assert (back - weight).norm() < bound * weight.norm()
+
+
+@pytest.mark.parametrize(
+    ("most", "floor", "ceil", "even"),
+    # the largest value is 6, of exponent 2: 6 and 4 fit 2^0; 7 is clipped by floor; 7.5 and more round up to 8 in one mantissa bit
+    [(6.0, 1, 1, 1), (4.0, 1, 1, 1), (7.0, 1, 2, 2), (3.0, 0.5, 0.5, 0.5), (3.5, 0.5, 1, 1), (6.9, 1, 2, 1), (12.0, 2, 2, 2), (13.0, 2, 4, 2), (1e-3, 2.0**-12, 2.0**-12, 2.0**-12)],
+)  # fmt: skip
+def test_shared_exponents_worked_by_hand(most, floor, ceil, even):
+    weight = torch.zeros(1, 32)
+    weight[0, 3] = -most
+    for rule, expected in (("floor", floor), ("ceil", ceil), ("even", even)):
+        assert quantize(weight, MX._replace(shared_exponent=rule)).shared.scales.item() == expected
+    assert dequantize(quantize(weight, MX._replace(shared_exponent="ceil")))[0, 3] >= -most * 1.34
+
+
+def test_two_levels_of_scales_worked_by_hand():
+    # largest of all 12: factor 448 · 6 / 12 = 224; the group of 12 has the scale 448 (12 / 6 · 224), that of 3 has 112
+    weight = torch.zeros(1, 32)
+    weight[0, 0], weight[0, 1], weight[0, 20] = 12.0, -1.0, 3.0
+    found = quantize(weight, Format("e2m1", 4, 16, scale="e4m3"))
+    assert found.shared.factor.tolist() == [224.0] and found.shared.scales.float().tolist() == [[448.0, 112.0]]
+    assert dequantize(found)[0, [0, 1, 20]].tolist() == [12.0, -1.0, 3.0]
+
+
+def test_three_values_are_shared_by_the_mean_size():
+    weight = torch.tensor([[0.5, -1.5, 0.1, 0.9]])  # mean size 0.75, which bfloat16 holds
+    found = quantize(weight, Format("ternary", 2, 0))
+    assert found.shared.scales.tolist() == [[0.75]] and found.codes.tolist() == [[1, -1, 0, 1]]
+
+
+def test_normal_floats_err_little_more_in_larger_blocks_and_neither_they_nor_integers_always_win():
+    weight = torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
+    errors = {
+        (element, size): float((dequantize(quantize(weight, Format(element, 4, size, symmetric=element != "int", scale="float32"))) - weight).square().mean())
+        for element in ("nf4", "int") for size in (32, 64, 128, 512, 1024)
+    }  # fmt: skip
+    assert errors["nf4", 1024] < 1.3 * errors["nf4", 512]
+    assert all(0.001 < error < 0.03 for error in errors.values())
+    assert [errors["nf4", size] for size in (32, 64, 128, 512, 1024)] == sorted(errors["nf4", size] for size in (32, 64, 128, 512, 1024))
+
+
+def test_what_is_cut_off_is_clipped_and_the_rest_has_finer_steps():
+    weight = torch.tensor([[1.0, 0.1, -0.1, 0.2, 0.05, -0.2, 0.15, 0.0]])
+    whole, half = (quantize(weight, Format("int", 4, 8, scale="float32"), shrink=shrink) for shrink in (1.0, 0.5))
+    assert half.shared.scales.item() == pytest.approx(whole.shared.scales.item() / 2)
+    assert (
+        dequantize(half)[0, 0] == pytest.approx(7 / 7.5 * 0.5) and (dequantize(half) - weight)[0, 1:].abs().max() <= 0.5 / 7.5 / 2 * 1.001
+    )
+
+
+def test_blocks_of_rows_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="blocks of 128 rows do not divide the 192 rows of the weight; the largest that do have 96"):
+        quantize(torch.ones(192, 256), Format("e4m3", 8, 128, 128))
 
 
 @given(number=st.integers(1, 5000), at_most=st.integers(1, 5000))
