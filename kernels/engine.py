@@ -16,7 +16,6 @@ from assay.ops.decode.architecture import Architecture
 from assay.ops.decode.forward import TorchRunner
 from assay.ops.decode.runner import Runner
 from assay.ops.decode.weights import Weights, open_weights
-from assay.ops.quantize.grid import Quantized
 
 
 def open_runner(directory: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Runner:
@@ -44,8 +43,10 @@ def runner_of(shape: Architecture, weights: Weights, *, dtype: torch.dtype = tor
 def _on_cuda(shape: Architecture, weights: Weights, dtype: torch.dtype, device: torch.device) -> GraphRunner:
     if find_spec("triton") is None:
         return GraphRunner(TorchRunner(shape, weights, dtype=dtype, device=device), name="cuda graph without triton,")
+    from assay.kernels.triton_inputs import prepare
     from assay.kernels.triton_linear import hold
     from assay.kernels.triton_norm import rms_norm
 
-    packed = any(isinstance(matrix.weight, Quantized) for matrix in weights.matrices())
-    return GraphRunner(TorchRunner(shape, weights, dtype=dtype, device=device, hold=hold if packed else None, norm=rms_norm))
+    packed = any(not isinstance(matrix.weight, torch.Tensor) for matrix in weights.matrices())
+    runner = TorchRunner(shape, weights, dtype=dtype, device=device, hold=hold if packed else None, prepare=prepare, norm=rms_norm)
+    return GraphRunner(runner)

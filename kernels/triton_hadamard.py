@@ -39,7 +39,7 @@ def transform(
     left, right = hadamard.factors(size)
     if size <= LARGEST:
         left, right = 1, size
-    if left > LARGEST or x.dtype == torch.float64:
+    if not fits(size) or x.dtype == torch.float64:
         turned = hadamard.transform(x, signs=signs, block=block)
         return turned if out is None else out.copy_(turned)
     x = x.contiguous()
@@ -54,6 +54,11 @@ def transform(
         signs = matrices[0] if signs is None else signs.to(x.device, torch.int8)
         _turn[grid](x, signs, *matrices, out, rows, left, right, width // size, 1 / sqrt(size), **settings)
     return out
+
+
+def fits(size: int) -> bool:
+    """Whether a program holds the factors of ``size``; the op turns others."""
+    return size <= LARGEST or hadamard.factors(size)[0] <= LARGEST
 
 
 @cache

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from assay.ops.decode.architecture import Architecture, Rope
 from assay.ops.decode.cache import Cache, Step
-from assay.ops.decode.weights import Block, Matrix, Mlp, Weights
+from assay.ops.decode.weights import Before, Block, Matrix, Mlp, Ready, Weights
 from assay.ops.quantize.grid import Quantized, dequantize, moved, rows_of
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, queries, keys, values) → what each token attended to
 Hold = Callable[[Matrix, torch.dtype, torch.device], Any]  # a packed matrix → what a kernel multiplies: shape, form, multiply(values)
+Prepare = Callable[[Ready, Sequence[Any], torch.device], Any]  # the same for what is done to an input, given the matrices that read it
+Coded = Any  # what that may make of an input, for matrices that are held
 
 
 class Turn(NamedTuple):
@@ -48,6 +50,7 @@ class TorchRunner:
     Args:
         dtype: of weights and activations in memory; packed weights are multiplied out once. Norms and softmax are float32 inside.
         hold: how a packed matrix is kept instead, for a kernel that multiplies it as it is (see :func:`linear`).
+        prepare: :func:`on_device`, or kernels for it.
         norm: :func:`rms_norm`, or a kernel of its signature.
     """
 
@@ -59,13 +62,14 @@ class TorchRunner:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         hold: Hold | None = None,
+        prepare: Prepare | None = None,
         norm: Callable[..., Tensor] | None = None,
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
         said = str(dtype).removeprefix("torch.")
-        self.weights, self._rms_norm = _in_memory(weights, dtype, self.device, hold), norm or rms_norm
+        self.weights, self._rms_norm = _in_memory(weights, dtype, self.device, hold, prepare or on_device), norm or rms_norm
         forms = (weights if hold is None else self.weights).forms
-        self.path = f"torch {said}" + (f", {forms} weights" if forms != said else "")
+        self.path = ", ".join((f"torch {said}", *([f"{forms} weights"] if forms != said else []), *_inputs(self.weights)))
         self.ropes = tuple(Rope(rope.inverse_frequencies.to(self.device), rope.factor) for rope in shape.ropes)
         self.windows = tuple(dict.fromkeys(layer.window for layer in shape.layers))
         # transformers keeps Gemma's factor as a tensor of the model's dtype: in bfloat16 it is a rounded one.
@@ -152,7 +156,7 @@ class TorchRunner:
         return linear(self._norm(hidden, self.weights.norm), self.weights.head).float()
 
 
-def linear(values: Float[Tensor, "*batch inputs"], matrix: Matrix) -> Float[Tensor, "*batch outputs"]:
+def linear(values: Float[Tensor, "*batch inputs"] | Coded, matrix: Matrix) -> Float[Tensor, "*batch outputs"]:
     """W x + b of a dense matrix, or of one that is held for a kernel, which multiplies by itself."""
     if not isinstance(matrix, Matrix):
         return matrix.multiply(values)
@@ -199,7 +203,7 @@ def rotate(values: Float[Tensor, "tokens heads dim"], by: Turn) -> Float[Tensor,
 
 
 def mlp(
-    values: Float[Tensor, "tokens hidden"], weights: Mlp, activation: str, before_down: Callable[[Tensor], Tensor] | None = None
+    values: Float[Tensor, "tokens hidden"] | Coded, weights: Mlp, activation: str, before_down: Callable[[Tensor], Any] | None = None
 ) -> Float[Tensor, "tokens hidden"]:
     """down(activation(gate x) · up x), with something done first to what ``down`` reads."""
     gate = linear(values, weights.gate)
@@ -320,14 +324,31 @@ def attend_in_layout(
     return found if layout.places is None else found[layout.places]
 
 
-def _in_memory(weights: Weights, dtype: torch.dtype, device: torch.device, hold: Hold | None) -> Weights:
+def on_device(ready: Ready, readers: Sequence[Any], device: torch.device) -> Ready:
+    """``ready`` with its scales on ``device``; who reads what it makes does not matter."""
+    how = ready.activations
+    if how is None:
+        return ready
+    scale, zero = (None if each is None else each.to(device) for each in (how.scale, how.zero))
+    return ready._replace(activations=how._replace(scale=scale, zero=zero))
+
+
+def _inputs(weights: Weights) -> list[str]:
+    """What is done beside the products, for the path."""
+    every = [ready for block in weights.blocks for ready in block.before]
+    rounded = sorted({getattr(ready, "rounding", ready.activations.format) for ready in every if ready.activations})
+    turned = sorted({getattr(ready, "rotation", "online rotations") for ready in every if ready.online})
+    return [f"inputs rounded to {'+'.join(rounded)}"] * bool(rounded) + turned
+
+
+def _in_memory(weights: Weights, dtype: torch.dtype, device: torch.device, hold: Hold | None, prepare: Prepare) -> Weights:
     """Dense, in ``dtype`` and on ``device``; a tensor that is so already is shared. A packed embedding that is not a dense head stays packed."""
 
     def vector(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor.to(device=device, dtype=dtype)
 
     def matrix(stored: Matrix) -> Any:
-        if hold is not None and isinstance(stored.weight, Quantized):
+        if hold is not None and not isinstance(stored.weight, Tensor):
             return hold(stored, dtype, device)
         return Matrix(stored.dense(dtype).to(device), vector(stored.bias))
 
@@ -337,16 +358,22 @@ def _in_memory(weights: Weights, dtype: torch.dtype, device: torch.device, hold:
             for name, part in stored._asdict().items()
             if name not in ("mlps", "before")
         }
-        return Block(**changed, mlps=tuple(Mlp(*map(matrix, each)) for each in stored.mlps), before=stored.before)
+        mlps = tuple(Mlp(*map(matrix, each)) for each in stored.mlps)
+        readers = (
+            [changed[name] for name in "qkv"], [changed["o"]], [part for each in mlps for part in (each.gate, each.up)], [each.down for each in mlps], [],
+        )  # fmt: skip
+        before = Before(*(prepare(how, reading, device) for how, reading in zip(stored.before, readers, strict=True)))
+        return Block(**changed, mlps=mlps, before=before)
 
     head = matrix(weights.head)
     embedding = weights.embedding
-    if embedding is weights.head and isinstance(head, Matrix):
-        embedding = head
+    whole = getattr(head, "weight", None)  # of a head that is held multiplied out too
+    if embedding is weights.head and isinstance(whole, Tensor):
+        embedding = Matrix(whole, head.bias)
     elif isinstance(embedding.weight, Quantized):
         embedding = embedding._replace(weight=moved(embedding.weight, device))
     else:
-        embedding = matrix(embedding)
+        embedding = Matrix(embedding.dense(dtype).to(device), vector(embedding.bias))
     norm = vector(weights.norm)
     assert norm is not None
     return Weights(embedding, tuple(block(each) for each in weights.blocks), norm, head)

@@ -1,80 +1,50 @@
-"""What the Triton kernels compute, against the ops that define them. ``test_triton_linear.py`` runs this in a process of its own: in Triton's interpreter,
-which has to be chosen before Triton is imported; and compiled, where there is CUDA."""
-
-import os
+"""What the Triton kernels compute, against the ops that define them. ``test_triton_linear.py`` runs this in a process of its own."""
 
 import pytest
 import torch
+from triton_devices import DEVICE, INTERPRETED, poisoned, randn, untouched
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
-
-from assay.kernels import triton_linear  # noqa: E402
-from assay.kernels.graphs import GraphRunner  # noqa: E402
-from assay.kernels.triton_linear import Lanes, hold, multiply_out, multiply_small  # noqa: E402
-from assay.kernels.triton_norm import rms_norm  # noqa: E402
-from assay.ops.decode import forward  # noqa: E402
-from assay.ops.decode.forward import TorchRunner  # noqa: E402
-from assay.ops.decode.session import Session  # noqa: E402
-from assay.ops.decode.weights import Matrix, weights_of  # noqa: E402
-from assay.ops.quantize.grid import Format, quantize  # noqa: E402
+from assay.kernels import triton_linear
+from assay.kernels.graphs import GraphRunner
+from assay.kernels.triton_linear import Lanes, hold, multiply_out, multiply_small
+from assay.kernels.triton_norm import rms_norm
+from assay.ops.decode import forward
+from assay.ops.decode.forward import TorchRunner
+from assay.ops.decode.session import Session
+from assay.ops.decode.weights import Matrix, weights_of
+from assay.ops.quantize.grid import Format, quantize
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-# bits, rows, cols, group, symmetric, splits: rows that fill no program, columns that fill no block, groups inside and across blocks, one group a row.
-SHAPES = [
-    (4, 20, 72, 24, False, 1), (4, 1, 8, 8, True, 1), (4, 33, 520, 40, False, 3), (4, 16, 256, 128, True, 2), (4, 17, 328, 328, True, 1),
-    (8, 37, 264, 12, True, 1), (8, 5, 520, 520, False, 2), (3, 18, 160, 32, False, 1), (2, 6, 144, 16, True, 1), (6, 4, 136, 8, False, 1),
-]  # fmt: skip
 
 
-def mend_the_interpreter() -> None:
-    """Triton 3.7 interprets bfloat16 as integers in a product, and cuts where a device rounds to it; here it computes what a device does."""
-    import numpy as np
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
-    cast, dot = builder.cast_impl, builder.create_dot
-
-    def rounded(self, source, to):
-        if source.dtype.scalar == tl.float32 and to.scalar == tl.bfloat16:
-            values = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.bfloat16)
-            return handle(values.view(torch.uint16).numpy(), tl.bfloat16)
-        return cast(self, source, to)
-
-    def multiplied(self, one, other, *rest):
-        one, other = (
-            handle((each.data.astype(np.uint32) << 16).view(np.float32), tl.float32) if each.dtype.scalar == tl.bfloat16 else each
-            for each in (one, other)
-        )
-        return dot(self, one, other, *rest)
-
-    builder.cast_impl, builder.create_dot = rounded, multiplied
+def int_(bits, group, **more) -> Format:
+    return Format("int", bits, group, **more)
 
 
-if INTERPRETED:
-    mend_the_interpreter()
+# Rows that fill no program, columns that fill no block, groups inside and across blocks, one group a row, blocks of rows, one for all.
+CASES = {
+    "int4": (int_(4, 24, symmetric=False), 20, 72, 1), "int4 in one word": (int_(4, 8), 1, 8, 1),
+    "int4 in parts": (int_(4, 40, symmetric=False), 33, 520, 3), "int4 in two parts": (int_(4, 128, scale="float32"), 16, 256, 2),
+    "int4 by row": (int_(4, -1, scale="float16"), 17, 328, 1), "int8": (int_(8, 12), 37, 264, 1),
+    "int8 in parts": (int_(8, 520, symmetric=False), 5, 520, 2), "int3": (int_(3, 32, symmetric=False), 18, 160, 1), "int2": (int_(2, 16), 6, 144, 1),
+    "int6": (int_(6, 8, symmetric=False), 4, 136, 1), "int8 at once": (int_(8, 0, symmetric=False), 5, 132, 1),
+    "ternary": (Format("ternary", 2, -1), 18, 144, 1), "mxfp4": (Format("e2m1", 4, 32, scale="e8m0"), 19, 160, 1),
+    "nvfp4": (Format("e2m1", 4, 16, scale="e4m3"), 17, 144, 1), "nvfp4 in parts": (Format("e2m1", 4, 16, scale="e4m3"), 3, 528, 2),
+    "nf4": (Format("nf4", 4, 64, scale="float32"), 18, 192, 1), "nf4 nested": (Format("nf4", 4, 8, scale="float32", nested=True), 5, 152, 1),
+    "e4m3 by block": (Format("e4m3", 8, 128, 8), 24, 256, 1), "e4m3 by row": (Format("e4m3", 8, -1), 17, 132, 1),
+    "e5m2 at once": (Format("e5m2", 8, 0, scale="float32"), 19, 268, 2), "mxfp8": (Format("e4m3", 8, 32, scale="e8m0"), 18, 96, 1),
+}  # fmt: skip
+every = pytest.mark.parametrize("name", CASES)
 
 
-def make(bits, rows, cols, group, symmetric, splits=1, *, dtype=torch.float32, biased=True, seed=0) -> tuple[Matrix, Lanes]:
-    random = torch.Generator().manual_seed(seed)
-    weight = torch.randn(rows, cols, generator=random)
-    bias = torch.randn(rows, generator=random) if biased else None
-    matrix = Matrix(quantize(weight, Format("int", bits, group, symmetric=symmetric)), bias)
+def make(name, *, dtype=torch.float32, biased=True) -> tuple[Matrix, Lanes]:
+    """The same weight, 1/8 to 8 times as large from row to row, for the op and as the kernels hold it."""
+    format, rows, cols, splits = CASES[name]
+    weight = randn(rows, cols) * 2 ** torch.linspace(-3, 3, rows).unsqueeze(1)
+    matrix = Matrix(quantize(weight, format), randn(rows, seed=1) if biased else None)
     held = hold(matrix, dtype, DEVICE)
     assert isinstance(held, Lanes) and held.shape == (rows, cols)
     return matrix, held._replace(splits=splits)
-
-
-def poisoned(*shape, dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory full of NaN, and a tensor in the middle of it."""
-    size = torch.Size(shape).numel()
-    whole = torch.full((size + 256,), torch.nan, dtype=dtype, device=DEVICE)
-    return whole, whole[128:-128].view(shape)
-
-
-def untouched(whole: torch.Tensor) -> bool:
-    return bool(whole[:128].isnan().all() and whole[-128:].isnan().all())
 
 
 def check(found, x, matrix) -> None:
@@ -86,29 +56,48 @@ def check(found, x, matrix) -> None:
     assert ((found.cpu().double() - expected).abs() <= 2e-6 * size + 1.01 * last * expected.abs()).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("bits", "rows", "cols", "group", "symmetric", "splits"), SHAPES)
-def test_products_are_those_of_the_op(bits, rows, cols, group, symmetric, splits, dtype):
-    matrix, held = make(bits, rows, cols, group, symmetric, splits, dtype=dtype, biased=rows % 2 == 1)
-    for tokens in (1, 18):
-        x = torch.randn(tokens, cols, generator=torch.Generator().manual_seed(tokens)).to(dtype).to(DEVICE)
+@every
+def test_products_are_those_of_the_op(name):
+    for tokens, dtype in ((1, torch.float32), (18, torch.bfloat16), (2, torch.float16)):
+        matrix, held = make(name, dtype=dtype, biased=tokens > 1)
+        rows, cols = held.shape
+        x = randn(tokens, cols, seed=tokens).to(dtype).to(DEVICE)
         whole, out = poisoned(tokens, rows, dtype=dtype)
         check(multiply_small(x, held, out), x, matrix)
         assert untouched(whole)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("bits", "rows", "cols", "group", "symmetric", "splits"), SHAPES)
-def test_a_weight_multiplied_out_is_the_op_s_bit_for_bit(bits, rows, cols, group, symmetric, splits, dtype):
-    matrix, held = make(bits, rows, cols, group, symmetric, dtype=dtype)
-    whole, out = poisoned(rows, cols, dtype=dtype)
-    assert multiply_out(held, dtype, out).cpu().equal(matrix.dense(dtype))
-    assert untouched(whole)
+@every
+def test_a_weight_multiplied_out_is_the_op_s_bit_for_bit(name):
+    for dtype in DTYPES:
+        matrix, held = make(name, dtype=dtype)
+        whole, out = poisoned(*held.shape, dtype=dtype)
+        assert multiply_out(held, dtype, out).cpu().equal(matrix.dense(dtype))
+        assert untouched(whole)
+
+
+@pytest.mark.parametrize(
+    ("format", "codes"),
+    [
+        (Format("e2m1", 4, 16, scale="e8m0"), 16),
+        (Format("nf4", 4, 16, scale="float32"), 16),
+        (Format("e4m3", 8, -1), 256),
+        (Format("e5m2", 8, -1), 256),
+    ],
+)
+def test_every_code_stands_for_its_number_nan_and_infinities_too(format, codes):
+    weight = quantize(torch.ones(1, codes), format)
+    weight = weight._replace(codes=torch.arange(codes, dtype=torch.uint8).view(torch.int8).unsqueeze(0))
+    weight.shared.scales.fill_(1)
+    found = multiply_out(hold(Matrix(weight), torch.float32, DEVICE), torch.float32).cpu()
+    assert found.isnan().equal(weight.dense().isnan()) and found.nan_to_num(7).equal(weight.dense().nan_to_num(7))
+    assert found.nan_to_num(7).signbit().equal(weight.dense().nan_to_num(7).signbit()), "zero has a sign"
 
 
 def test_a_vector_s_result_has_the_same_bits_whatever_is_beside_it():
-    _, held = make(4, 20, 72, 24, False, 2)
-    x = torch.randn(19, 72, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    _, held = make("int4")
+    held = held._replace(splits=2)
+    x = randn(19, 72, seed=3).to(DEVICE)
     beside = multiply_small(x, held)
     x[5] = torch.nan
     for row in (0, 6, 17):
@@ -118,15 +107,15 @@ def test_a_vector_s_result_has_the_same_bits_whatever_is_beside_it():
 
 @pytest.mark.parametrize("tokens", [triton_linear.SMALL, triton_linear.SMALL + 1])
 def test_few_vectors_and_many_go_different_ways_to_one_result(tokens, monkeypatch):
-    matrix, held = make(8, 20, 72, 24, False)
+    matrix, held = make("int8")
     monkeypatch.setattr(triton_linear, "multiply_small" if tokens > triton_linear.SMALL else "multiply_out", None)  # not called
-    x = torch.randn(tokens, 72, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    x = randn(tokens, 264, seed=3).to(DEVICE)
     check(held.multiply(x), x, matrix)
 
 
 def test_batches_of_any_shape_and_layout_are_multiplied():
-    matrix, held = make(4, 20, 72, 24, True)
-    x = torch.randn(72, 2, 3, generator=torch.Generator().manual_seed(3)).to(DEVICE).permute(1, 2, 0)
+    matrix, held = make("int4")
+    x = randn(72, 2, 3, seed=3).to(DEVICE).permute(1, 2, 0)
     found = forward.linear(x, held)
     assert found.shape == (2, 3, 20)
     check(found.view(6, 20), x.reshape(6, 72), matrix)
@@ -139,8 +128,7 @@ def test_batches_of_any_shape_and_layout_are_multiplied():
 @pytest.mark.parametrize("offset", [0.0, 1.0])
 @pytest.mark.parametrize("shape", [(3, 72), (2, 4, 24), (1, 1)])
 def test_norms_are_those_of_the_op(shape, offset, dtype):
-    random = torch.Generator().manual_seed(0)
-    x, weight = (3 * torch.randn(*shape, generator=random)).to(dtype), torch.randn(shape[-1], generator=random).to(dtype)
+    x, weight = (3 * randn(*shape)).to(dtype), randn(shape[-1], seed=1).to(dtype)
     expected = forward.rms_norm(x, weight, eps=1e-5, offset=offset)
     whole, out = poisoned(*shape, dtype=dtype)
     found = rms_norm(x.to(DEVICE), weight.to(DEVICE), eps=1e-5, offset=offset, out=out).cpu()
@@ -155,20 +143,18 @@ def test_norms_are_those_of_the_op(shape, offset, dtype):
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_a_packed_decoder_has_the_logits_of_the_same_weights_multiplied_out(make_decoder):
-    bits = 4
     shape, weights = weights_of(make_decoder("gemma3", num_hidden_layers=2))
-    head = Matrix(quantize(weights.head.weight, Format("int", bits, 32, symmetric=False)))
+    head = Matrix(quantize(weights.head.weight, int_(4, 32, symmetric=False)))
+    formats = int_(4, 16, symmetric=False), Format("e2m1", 4, 16, scale="e4m3"), Format("nf4", 4, 32, scale="float32")
     first, *rest = weights.blocks
     first = first._replace(
-        q=first.q._replace(weight=quantize(first.q.weight, Format("int", bits, 32, symmetric=True))),
-        mlps=tuple(
-            type(mlp)(*(Matrix(quantize(each.weight, Format("int", bits, 16, symmetric=False))) for each in mlp)) for mlp in first.mlps
-        ),
+        q=first.q._replace(weight=quantize(first.q.weight, Format("e4m3", 8, -1))),
+        mlps=tuple(type(mlp)(*(Matrix(quantize(each.weight, how)) for each, how in zip(mlp, formats, strict=True))) for mlp in first.mlps),
     )
     weights = weights._replace(embedding=head, head=head, blocks=(first, *rest))  # tied and packed
     plain = TorchRunner(shape, weights)
     packed = TorchRunner(shape, weights, device=DEVICE, hold=hold, norm=rms_norm)
-    assert packed.path == "torch float32, float32+int4 triton weights"
+    assert packed.path == "torch float32, float32+int4 triton+fp8_e4m3 triton+nf4 triton+nvfp4 triton weights"
     graphs = GraphRunner(packed, **({"capture": lambda work, device: work} if INTERPRETED else {}))
     sessions = [Session(runner, rows=2, capacity=90) for runner in (plain, graphs)]
     text = torch.randint(3, 128, (70,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -184,7 +170,7 @@ def test_a_packed_decoder_has_the_logits_of_the_same_weights_multiplied_out(make
 def test_offsets_beyond_31_bits_reach_the_right_rows():
     rows, cols = 2**18 + 1, 2**16 + 8
     words = torch.randint(-(2**31), 2**31 - 1, (rows, cols // 8), dtype=torch.int32, device=DEVICE)
-    held = Lanes(words, torch.ones(rows, 1, dtype=torch.bfloat16, device=DEVICE), None, None, 4, 4, 1)
+    held = Lanes(words, torch.ones(rows, 1, dtype=torch.bfloat16, device=DEVICE), None, None, None, None, 4, int_(4, -1), 1)
     x = torch.zeros(1, cols, device=DEVICE)
     x[0, -1] = 1
     assert multiply_small(x, held)[0, -5:].tolist() == ((words[-5:, -1] >> 28 & 15) - 8).tolist()
