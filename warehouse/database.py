@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 # Each view after those that it reads. `metric` comes from schemas/protocols.py, and one view per experiment from its axes.
 VIEWS = (
     "current_variant", "base_variant", "attempt", "latest", "by_slice", "fact", "scorecard_protocol", "headline", "scorecard", "pareto", "versus_base",
-    "interaction", "regression", "verdict",
+    "interaction", "paired", "regression", "verdict",
 )  # fmt: skip
 STORAGE_VERSION = "v1.4.0"  # what clients older than the one that writes can still open
 _NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")

@@ -73,4 +73,11 @@ def decode(codes: Int8[Tensor, "*shape"], element: str) -> Float[Tensor, "*shape
         return codes.float()
     if element in FLOAT8:
         return codes.view(FLOAT8[element]).float()
-    return torch.tensor(table(element), device=codes.device)[codes.long()]
+    return _table_on(element, codes.device)[codes.long()]
+
+
+@cache
+def _table_on(element: str, device: torch.device) -> Float[Tensor, " sixteen"]:
+    """:func:`table` as a tensor, kept: where a CUDA graph is recorded nothing can be copied to the device."""
+    with torch.inference_mode(False):
+        return torch.tensor(table(element), device=device)

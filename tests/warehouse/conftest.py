@@ -15,6 +15,7 @@ from assay.schemas.facts import (
     BudgetRow,
     DeviceRow,
     ExperimentRow,
+    Item,
     LineageRow,
     Measurement,
     ProtocolRow,
@@ -125,6 +126,7 @@ def quickstart_facts(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for name, factor in (("digit", 2), ("other", 0.5))
             ]
             store.append("measurement", [row.model_copy(update={"artifact_digest": target, "base_digest": "t_none_none", "protocol_digest": "divergence"}) for row in rows], name=f"div_{target}")  # fmt: skip
+            store.append("item", [Item(artifact_digest=target, protocol_digest="divergence", suite="divergence", item=at, metric="kl_mean_nats", value=KL[key] * part, run="r1") for at, part in enumerate((0.5, 1.0, 1.5, 1.0))], name=f"items_{target}")  # fmt: skip
             store.append("step", [StepRow(artifact_digest=target, key=f"k_{target}", kind="quantize" if quantize == "int4" else "prune_depth" if prune == "depth4" else "base", spec_json="{}", code_fingerprint="c", size_bytes=SIZE[key], build_seconds=SIZE[key] / 100, built_at=NOON)])  # fmt: skip
             if key != ("none", "none"):
                 store.append("lineage", [LineageRow(artifact_digest=target, parent_digest=f"t_{prune}_none" if quantize == "int4" else "t_none_none", role="parent")])  # fmt: skip

@@ -335,3 +335,20 @@ def test_no_answer_depends_on_the_order_in_which_facts_were_written(store, make_
         store.append("measurement", [row])
     store.append("variant", [make_variant("int4")])
     assert ask("SELECT metric, value, run FROM fact ORDER BY ALL") == sorted((f"m{at}", at / 10, f"r{at % 3}") for at in range(20))
+
+
+def test_two_variants_are_compared_on_the_items_that_both_have(quickstart, ask):
+    rows = ask(
+        "SELECT n, difference, standard_error, suite, protocol FROM paired WHERE variant = 'depth4__int4__none' AND other = 'none__int4__none'"
+    )
+    differences = [(0.5 - 0.0625) * part for part in (0.5, 1.0, 1.5, 1.0)]
+    mean = sum(differences) / 4
+    error = math.sqrt(sum((each - mean) ** 2 for each in differences) / 3 / 4)
+    assert rows == [(4, pytest.approx(mean), pytest.approx(error), "divergence", "divergence")]
+    ((back,),) = ask("SELECT difference FROM paired WHERE other = 'depth4__int4__none' AND variant = 'none__int4__none'")
+    assert back == pytest.approx(-mean)
+    # a draft has the divergence of its target, item by item
+    assert ask("SELECT difference, standard_error FROM paired WHERE variant = 'none__int4__ngram' AND other = 'none__int4__none'") == [
+        (0.0, 0.0)
+    ]
+    assert ask("SELECT count(*) FROM paired WHERE variant = other") == [(0,)]
