@@ -36,12 +36,10 @@ def apply(step: WeightStep, parent: Path, out: Path, *, windows: "Windows" = Non
     match step:
         case PruneDepth():
             return prune_depth(step, parent, out, windows=windows, seed=seed)
-        case Smooth():
-            return smooth.smooth(step, parent, out, windows=_given(step, windows), seed=seed)
-        case Rotate():
-            return rotate.rotate(step, parent, out, windows=_given(step, windows), seed=seed)
-        case Quantize():
-            return getattr(quantize, quantize.entry(step))(step, parent, out, windows=_given(step, windows), seed=seed)
+        case Smooth() | Rotate() | Quantize():
+            module, _, name = maker(step).rpartition(".")[2].partition(":")
+            way = getattr({"smooth": smooth, "rotate": rotate, "quantize": quantize}[module], name)
+            return way(step, parent, out, windows=_given(step, windows), seed=seed)
         case _:
             assert_never(step)
 

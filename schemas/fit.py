@@ -10,7 +10,7 @@ from assay.schemas.explain import unknown
 from assay.schemas.graph import RESERVED
 from assay.schemas.protocols import METRICS, Acceptance, Speculation, Speed, suite_of
 from assay.schemas.spec import canonical_json
-from assay.schemas.steps import RUNTIME_STEPS, Draft, PruneDepth, Quantize, Rotate, Smooth, Step
+from assay.schemas.steps import GROUPS, RUNTIME_STEPS, Draft, PruneDepth, Quantize, Rotate, Smooth, Step
 from assay.schemas.yaml import Path_, Problem
 
 Point = tuple[str, ...]
@@ -21,6 +21,7 @@ RUNTIME_KINDS = frozenset(step.model_fields["kind"].default for step in RUNTIME_
 SPEAKING = (Acceptance, Speed, Speculation)  # protocols that decode with a draft
 LARGEST_PRODUCT = 20_000  # points before `exclude`; more are not even listed
 BLOCK = 128  # rows and columns that share a scale with group_size: block
+VECTOR = 8  # weights that e8 and additive round at once
 LONGEST_SLUG = 200  # characters; a slug becomes part of a file name
 
 # Columns that every experiment's view has: an axis of that name would hide one.
@@ -134,22 +135,50 @@ def _options(experiment: Experiment) -> Iterator[Problem]:
 
 
 def _widths(path: Path_, step: Quantize | Smooth, shape: Shape) -> Iterator[Problem]:
-    """A group, or a block, that does not divide a layer."""
+    """A group, a block or a vector that does not divide a layer."""
     widths = {
         "q_proj, k_proj, v_proj, gate_proj and up_proj": shape.hidden_size,
         "o_proj": shape.heads * shape.head_dim,
         "down_proj": shape.intermediate_size,
     }
-    size = step.group_size if isinstance(step.group_size, int) else BLOCK if step.group_size == "block" else -1
-    uneven = [f"{columns} columns of {name}" for name, columns in widths.items() if columns % size]  # -1 divides all
-    if uneven and step.group_size == "block":
-        yield Problem((*path, "group_size"), f"blocks of {BLOCK} do not divide the {uneven[0]}", "-1, which is one scale a row, would")
-    elif uneven:
-        fitting = [str(size) for size in (32, 64, 128, 256, 512) if not any(columns % size for columns in widths.values())]
+
+    def uneven(size: object, sizes: Mapping[str, int] = widths, what: str = "columns") -> list[str]:
+        return [f"{number} {what} of {name}" for name, number in sizes.items() if isinstance(size, int) and number % size]  # -1 divides all
+
+    size, mixed = step.group_size, step.mixed if isinstance(step, Quantize) else None
+    if mixed is not None:
+        sizes = {name: size if name.startswith("int") else GROUPS[name] for name in mixed.formats}
+        name = next((name for name, each in sizes.items() if uneven(each)), None)
+        if name is not None:
+            message = f"{name} has groups of {sizes[name]}, which do not divide the {uneven(sizes[name])[0]}"
+            yield Problem((*path, "mixed", "formats"), message, "leave it out, or say another group_size for integers")
+    elif step.method in ("e8", "additive"):
+        if uneven(VECTOR):
+            message = f"{step.method} rounds {VECTOR} weights at once, which do not divide the {uneven(VECTOR)[0]}"
+            yield Problem((*path, "method"), message, "rtn and gptq take any width")
+    elif size == "block":
+        bad = uneven(BLOCK) + uneven(BLOCK, _rows(step, shape), "rows")
+        if bad:
+            yield Problem((*path, "group_size"), f"blocks of {BLOCK} do not divide the {bad[0]}", "-1, which is one scale a row, would")
+    elif step.method != "smoothquant" and uneven(size):
+        fitting = [str(each) for each in (32, 64, 128, 256, 512) if not uneven(each)]
         remedy = f"{' or '.join(fitting) or 'none of the usual sizes'} would, and -1 is one group a row"
-        yield Problem((*path, "group_size"), f"{step.group_size} does not divide the {uneven[0]}", remedy)
+        yield Problem((*path, "group_size"), f"{size} does not divide the {uneven(size)[0]}", remedy)
     if isinstance(step, Quantize):
         yield from _ends(path, step, shape)
+
+
+def _rows(step: Quantize | Smooth, shape: Shape) -> dict[str, int]:
+    """The rows of what is rounded."""
+    rows = {
+        "q_proj": shape.heads * shape.head_dim,
+        "k_proj and v_proj": shape.kv_heads * shape.head_dim,
+        "gate_proj and up_proj": shape.intermediate_size,
+        "o_proj and down_proj": shape.hidden_size,
+    }
+    if isinstance(step, Quantize) and (step.embeddings, step.head) != ("skip", "skip"):
+        rows["embedding and head"] = shape.vocab_size
+    return rows
 
 
 def _ends(path: Path_, step: Quantize, shape: Shape) -> Iterator[Problem]:

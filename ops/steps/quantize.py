@@ -133,7 +133,7 @@ def e8(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = No
     from assay.ops.quantize.lattice import quantize, require_fit
 
     work = _open(step, parent, windows)
-    _fitting(work, require_fit)
+    _fitting(work.original, require_fit)
     return _along(step, work, lambda weight, hessian: quantize(weight, hessian=hessian, seed=seed), out, windows)
 
 
@@ -142,12 +142,12 @@ def additive(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None
     from assay.ops.quantize.additive import quantize, require_fit
 
     work = _open(step, parent, windows)
-    _fitting(work, require_fit)
+    _fitting(work.original, require_fit)
     return _along(step, work, lambda weight, hessian: quantize(weight, hessian=hessian, seed=seed), out, windows)
 
 
 def _open(step: Quantize, parent: Path, windows: "Tensor | None") -> Work:
-    """The checkpoint to round, after what can be told without rounding: that it is dense and finite, that there is text, and that inputs can be rounded.
+    """The checkpoint to round, after what can be told without rounding: that it is dense and finite, that there is text, and that the step fits it.
 
     Raises:
         ValueError: any of these is not so.
@@ -155,6 +155,8 @@ def _open(step: Quantize, parent: Path, windows: "Tensor | None") -> Work:
     from assay.ops.models import experts
     from assay.ops.models.checkpoint import load_model
     from assay.ops.models.dense import check_finite, require_dense
+    from assay.ops.quantize.grid import require_fit
+    from assay.ops.quantize.rtn import choose
 
     require_dense(parent, "quantize", runtime=True)
     if step.calibrated:
@@ -166,6 +168,10 @@ def _open(step: Quantize, parent: Path, windows: "Tensor | None") -> Work:
         raise ValueError(
             f"the inputs of experts ({next(iter(mixtures))}) cannot be rounded: they are computed together; leave out inputs, or take a dense model"
         )
+    if step.method not in ("e8", "additive"):
+        chosen = choose(model, step.embeddings, step.head)
+        for format in [format_of(step)] if step.mixed is None else [format_of(step, name) for name in step.mixed.formats]:
+            _fitting(chosen, lambda rows, cols, format=format: require_fit((rows, cols), format))
     return Work(parent, model, {name: weight.clone() for name, weight in experts.weights(model).items()})
 
 
@@ -253,9 +259,9 @@ def _along(step: Quantize, work: Work, way: "Way", out: Path, windows: "Tensor |
     return _save(step, work, out, Rounded(found.layers, {**found.summary, "skipped": told["skipped"]}), windows)
 
 
-def _fitting(work: Work, require: "Callable[[int, int], None]") -> None:
+def _fitting(weights: "Mapping[str, Tensor]", require: "Callable[[int, int], None]") -> None:
     """Ask of each weight, before any is rounded, whether its rows and columns fit; a note names the one that does not."""
-    for name, weight in work.original.items():
+    for name, weight in weights.items():
         rows, cols = weight.shape
         try:
             require(rows, cols)
@@ -279,12 +285,9 @@ def _mixed(step: Quantize, model: "PreTrainedModel", ids: "Tensor") -> "tuple[di
 def _affordable(model: "PreTrainedModel", formats: "Sequence[Format]", budget: float) -> None:
     """Refuse a budget that the smallest formats exceed, before anything is measured."""
     from assay.ops.models.experts import weights
-    from assay.ops.quantize.grid import effective_bits, require_fit
+    from assay.ops.quantize.grid import effective_bits
 
     shapes = [tuple(weight.shape) for weight in weights(model).values()]
-    for shape in shapes:
-        for format in formats:
-            require_fit(shape, format)
     least = sum(min(effective_bits(format, *shape) for format in formats) * shape[0] * shape[1] for shape in shapes)
     least /= max(sum(rows * cols for rows, cols in shapes), 1)
     if least > budget + 1e-9:
