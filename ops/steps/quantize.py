@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from assay.ops.quantize.rtn import Rounded, Shrink
 
 BLOCK = 128  # rows and columns that share a scale with group_size: block
+ROUNDS, BEAM = 2, 2  # of additive codebooks: twice as many take twice as long and lower the loss by 2 %
 ELEMENTS = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "mxfp8": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1", "nf4": "nf4", "ternary": "ternary"}
 BITS = {"mxfp4": 4, "nvfp4": 4, "nf4": 4, "ternary": 2}  # else 8, or as integers say
 
@@ -143,7 +144,7 @@ def additive(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None
 
     work = _open(step, parent, windows)
     _fitting(work.original, require_fit)
-    return _along(step, work, lambda weight, hessian: quantize(weight, hessian=hessian, seed=seed), out, windows)
+    return _along(step, work, lambda weight, hessian: quantize(weight, hessian=hessian, seed=seed, rounds=ROUNDS, beam=BEAM), out, windows)
 
 
 def _open(step: Quantize, parent: Path, windows: "Tensor | None") -> Work:
