@@ -103,7 +103,7 @@ def save_packed(
         for part, tensor in tensors(weight, whole_bytes=rounded is not None and rounded.format == "int8").items():
             packed[f"{name}.{part}"] = tensor
         if rounded is not None and rounded.scale is not None:
-            packed[f"{name}.input_scale"] = rounded.scale
+            packed[f"{name}.input_scale"] = rounded.scale.clone()  # layers may share one
     check_finite((name, tensor) for name, tensor in packed.items() if tensor.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2))
     config = _config(model, layers, runtime)
     write_tokenizer(tokenizer, directory)
