@@ -189,17 +189,20 @@ def encode(weight: Float[Tensor, "rows cols"], shared: Scales, format: Format) -
     """The code nearest to each weight, given the scales. With one group and one block, ``weight`` may be any columns of that group."""
     rows, cols = weight.shape
     numbers = _by_group(weight.float(), shared.scales.shape) / shared.effective[:, None, :, None]
-    if shared.zeros is not None:
-        numbers = numbers.round() + shared.zeros.float()[:, None, :, None]
-    return elements.encode(numbers, format.element, low=format.low, high=format.high).reshape(rows, cols)
+    if format.element == "int":  # in place: what ``elements.encode`` does, at half the cost
+        numbers.round_()
+        if shared.zeros is not None:
+            numbers.add_(shared.zeros.float()[:, None, :, None])
+        return numbers.clamp_(format.low, format.high).to(torch.int8).reshape(rows, cols)
+    return elements.encode(numbers, format.element).reshape(rows, cols)
 
 
 def decode(codes: Int8[Tensor, "rows cols"], shared: Scales, format: Format) -> Float[Tensor, "rows cols"]:
     """The weight that each code stands for, in float32: one multiplication each."""
     values = _by_group(elements.decode(codes, format.element), shared.scales.shape)
     if shared.zeros is not None:
-        values = values - shared.zeros.float()[:, None, :, None]
-    return (values * shared.effective[:, None, :, None]).reshape(codes.shape)
+        values.sub_(shared.zeros.float()[:, None, :, None])
+    return values.mul_(shared.effective[:, None, :, None]).reshape(codes.shape)
 
 
 def dequantize(quantized: Quantized) -> Float[Tensor, "rows cols"]:
