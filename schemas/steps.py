@@ -131,14 +131,13 @@ class Mixed(Spec):
     """Formats chosen layer by layer within a budget: the least sum of measured harm, the KL of the output with one layer rounded."""
 
     millibits: int = Field(ge=1_000, le=16_000, description="the budget: mean bits of a weight, scales included, times a thousand")
-    formats: tuple[Rounding, ...] = Field(default=("int8", "int4", "int3", "int2"), min_length=2, max_length=8)
+    formats: tuple[Rounding, ...] = Field(
+        default=("int8", "int4", "int3", "int2"),
+        min_length=2,
+        max_length=8,
+        strict=False,  # a list: `Quantize.named` has made it one of Python's
+    )
     windows: int = Field(default=2, ge=1, le=256, description="of the calibration text, on which harm is measured")
-
-    @model_validator(mode="after")
-    def different(self) -> "Mixed":
-        if len(set(self.formats)) < len(self.formats):
-            raise ValueError(f"formats {', '.join(self.formats)} name one twice; each once")
-        return self
 
     @field_validator("formats")
     @classmethod
