@@ -45,8 +45,9 @@ demo: $(READY) ## materialize the experiment quickstart and print its table
 ui: $(READY) ## the Dagster UI of all experiments, on loopback
 	@$(BIN)/assay ui
 
+# Two files of tests at a time, each with one thread: most tests are too small for more, and two processes of two threads would fight for two cores.
 test: check ## lint, types and every test; narrow the tests with ARGS="-k pareto"
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(READY) ## lint and types alone
 	$(BIN)/ruff check .
