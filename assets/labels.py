@@ -89,12 +89,19 @@ def _describe_model(step: DraftModel, node: Node) -> str:
     return f"{start}, trained toward {target} on {given.tokens:,} tokens by {how} ({given.on_policy_pct} % on its own samples){packed}."
 
 
+def _on_a_grid(step: object) -> bool:
+    """Whether ``format`` and ``group_size`` of a step say what it does."""
+    if isinstance(step, Quantize):
+        return step.mixed is None and step.method not in ("e8", "additive")
+    return not isinstance(step, Smooth) or step.method == "awq"
+
+
 def kinds(node: Node) -> set[str]:
     step = node.step
     if node.base is not None:
         return {"huggingface", "pytorch"}
     if isinstance(step, Quantize):
-        return {"pytorch", step.format if step.method not in ("e8", "additive") and step.mixed is None else step.method}
+        return {"pytorch", step.format if _on_a_grid(step) else "mixed" if step.mixed else step.method}
     if isinstance(step, Smooth | Rotate):
         return {"pytorch", step.kind}
     if isinstance(step, DraftModel):
@@ -108,9 +115,10 @@ def tags(experiment: Experiment, node: Node, stage: str) -> dict[str, str]:
     found = {"stage": stage, "base": experiment.base.name[:63]}
     if step is not None:
         found["step"] = step.kind
+        unsaid = ("format", "group_size") if not _on_a_grid(step) else ()  # what stands there is no part of the method
         for field in ("format", "method", "score", "layers", "group_size"):
             value = getattr(step, field, None)
-            if value is not None:
+            if value is not None and field not in unsaid:
                 found[field] = "row" if value == -1 else str(value)
     for axis, options in experiment.axes.items():
         option = next((part for part in node.path if part in options), None)

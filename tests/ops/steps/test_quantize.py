@@ -209,7 +209,7 @@ def test_rounded_inputs_of_experts_are_refused_before_anything_is_rounded(mixtur
 
 @pytest.mark.parametrize(
     ("given", "bits"),
-    [({"format": "nf4"}, 4.5), ({"format": "mxfp4"}, 4.25), ({"format": "int4", "group_size": 128}, 4.125), ({"format": "nvfp4"}, None)],
+    [({"format": "int4", "group_size": "tensor", "symmetric": False}, 4 + 7 * 24 / (4 * 128 * 128 + 3 * 128 * 256)), ({"format": "nf4"}, 4.5), ({"format": "mxfp4"}, 4.25), ({"format": "int4", "group_size": 128}, 4.125), ({"format": "nvfp4"}, None)],
     ids=str,
 )  # fmt: skip
 def test_bits_of_a_weight_are_the_bytes_in_the_file(given, bits, wide, done):
@@ -243,6 +243,17 @@ def test_gptq_loses_less_of_the_output_than_rounding_to_nearest(teacher_of, text
     assert math.isfinite(carried) and carried < 0.9 * nearest
 
 
+@torch.no_grad()
+def test_a_model_that_was_made_wide_and_narrow_again_computes_as_one_that_was_opened_narrow(small, ids):
+    """Its frequencies of positions were once rounded to bfloat16 on the way, and static ranges measured with them."""
+    from assay.ops.models.dense import move
+
+    model = load_model(small)
+    before = model(ids).logits
+    assert torch.equal(move(move(model, torch.float32), torch.bfloat16)(ids).logits, before) and before.dtype == torch.bfloat16
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
 # --- refused ---------------------------------------------------------------------------------------------------------------------------------
 
 NO_TEXT = [
@@ -261,6 +272,18 @@ def test_a_step_that_looks_at_text_is_refused_without_any_before_the_model_is_op
         done(step, small, "none", windows=None)
     with pytest.raises(ValueError, match=r"looks at text; got \[0, 16\] of them, give windows"):
         done(step, small, "empty", windows=torch.zeros(0, 16, dtype=torch.long))
+
+
+def test_a_text_that_is_too_short_is_told_before_the_model_is_opened(small, done, monkeypatch):
+    from assay.ops.models import checkpoint
+
+    def give(calibration):
+        assert (calibration.windows, calibration.length) == (16, 512)
+        raise ValueError("the text has 100 tokens, fewer than the 8,192 asked for")
+
+    monkeypatch.setattr(checkpoint, "load_model", lambda *_, **__: pytest.fail("opened"))
+    with pytest.raises(ValueError, match="the text has 100 tokens, fewer than the 8,192 asked for"):
+        done(Quantize(method="gptq", format="int4"), small, windows=give)
 
 
 @pytest.mark.parametrize("method", ["rtn", "gptq", "hqq", "llm_int8"])
