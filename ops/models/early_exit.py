@@ -66,8 +66,9 @@ def write_early_exit(parent: Path, out: Path, layers: int) -> dict[str, Any]:
     if rounded:
         cut[RUNTIME_KEY]["activations"] = {name: how for name, how in rounded.items() if not name.startswith(gone)}
     (out / "config.json").write_text(json.dumps(cut, indent=2, sort_keys=True))
-    save_file(kept, out / WEIGHTS, metadata={"format": "pt"})
-    (out / WEIGHTS).chmod((out / "config.json").stat().st_mode)
+    weights = out / (files[0].name if len(files) == 1 else WEIGHTS)  # the name says who can open it
+    save_file(kept, weights, metadata={"format": "pt"})
+    weights.chmod((out / "config.json").stat().st_mode)
     write_tokenizer(parent, out)
     if (parent / "generation_config.json").is_file():
         (out / "generation_config.json").write_bytes((parent / "generation_config.json").read_bytes())

@@ -25,6 +25,7 @@ from assay.ops.quantize.layout import Packed, kind_of, stored_bytes, tensors
 from assay.ops.quantize.runtime import Runtime, describe
 
 OWN = "assay"  # the method of our own layout
+OWN_FILE = "assay.safetensors"  # a loader that does not know the method finds no weights, where it would make them up
 PLAIN = """```python
 AutoModelForCausalLM.from_pretrained(directory)
 ```
@@ -198,8 +199,9 @@ def _write(model: PreTrainedModel, directory: Path, state: dict[str, Tensor], qu
     if runtime:
         config[RUNTIME_KEY] = describe(runtime)
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    save_file(state, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "model.safetensors").chmod((directory / "config.json").stat().st_mode)
+    weights = directory / (OWN_FILE if quantization["quant_method"] == OWN else "model.safetensors")
+    save_file(state, weights, metadata={"format": "pt"})
+    weights.chmod((directory / "config.json").stat().st_mode)
 
 
 def _opens_plainly(model: PreTrainedModel, layers: Mapping[str, Packed], config: dict[str, Any]) -> bool:
@@ -224,7 +226,10 @@ AutoModelForCausalLM.from_pretrained(directory, dtype=torch.bfloat16,
 ```
 """
     if own:
-        how = ["Only Assay opens it: `assay.ops.models.checkpoint.load_model(directory)` gives a transformers model with dense weights.\n"]
+        how = [
+            "Only Assay opens it: `assay.ops.models.checkpoint.load_model(directory)` gives a transformers model with dense weights.\n",
+            f"Its weights are in `{OWN_FILE}`, so that transformers, which would begin with random ones, finds none.\n",
+        ]
     elif plain:
         how = [PLAIN]
     else:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 
 from assay.ops.models import structure
 from assay.ops.models.checkpoint import load_model, load_tokenizer, weights_path
+from assay.ops.models.dense import weight_files
 from assay.ops.quantize.activations import Activations
 from assay.ops.quantize.grid import Format, dequantize, quantize
 from assay.ops.quantize.layout import stored_bytes
@@ -103,7 +104,7 @@ def test_every_policy_for_embedding_and_head_reopens_with_the_rounded_logits(bas
         tmp_path / "out", dtype=torch.bfloat16, quantization_config=CompressedTensorsConfig(dequantize=True)
     )
     assert torch.equal(other(IDS).logits, logits)
-    stored = load_file(tmp_path / "out" / "model.safetensors")
+    stored = load_file(*weight_files(tmp_path / "out"))
     shared = tied and head != "untie"
     assert any(name.startswith("lm_head.") for name in stored) == (not shared)  # a shared tensor is stored once
 
@@ -134,7 +135,7 @@ def test_reported_bytes_are_those_of_the_tensors_on_disk(base, tmp_path, bits, g
     _, weights, summary = rounded(
         base(hidden=72 if group_size == -1 else 64), tmp_path / "out", bits=bits, group_size=group_size, symmetric=symmetric
     )
-    stored = load_file(tmp_path / "out" / "model.safetensors")
+    stored = load_file(*weight_files(tmp_path / "out"))
     on_disk = sum(tensor.nbytes for name, tensor in stored.items() if name.endswith(("weight_packed", "weight_scale", "weight_zero_point")))
     assert summary["packed_bytes"] == on_disk
     assert summary["packed_weights"] == sum(weight.numel() for weight in weights.values())
@@ -167,7 +168,7 @@ def test_the_models_own_dtype_does_not_change_what_is_stored(make_llama, tmp_pat
     make_llama().save_pretrained(tmp_path / "wide")
     model = load_model(tmp_path / "wide")
     logits, weights, _ = rounded(model, tmp_path / "out", bits=4, group_size=32, symmetric=True)
-    stored = load_file(tmp_path / "out" / "model.safetensors")
+    stored = load_file(*weight_files(tmp_path / "out"))
     assert {tensor.dtype for name, tensor in stored.items() if name.endswith("weight_scale")} == {torch.bfloat16}
     ours = load_model(tmp_path / "out")
     assert ours.dtype == torch.float32 and torch.equal(ours(IDS).logits, logits)
@@ -369,13 +370,13 @@ def test_groups_of_columns_in_another_order_keep_their_index_and_are_not_given_t
     assert summary["layout"] == "assay" and not summary["opens_plainly"] and not told(tmp_path / "out")
     reopened = load_model(tmp_path / "out")
     assert torch.equal(reopened(IDS).logits, logits)
-    stored = load_file(tmp_path / "out" / "model.safetensors")
+    stored = load_file(*weight_files(tmp_path / "out"))
     assert sum(name.endswith("weight_g_idx") for name in stored) == len(layers)
 
 
 def test_one_scale_a_row_has_no_index_of_groups(base, tmp_path):
     save(base(), tmp_path / "out", Format("int", 4, -1))
-    assert not any(name.endswith("g_idx") for name in load_file(tmp_path / "out" / "model.safetensors"))
+    assert not any(name.endswith("g_idx") for name in load_file(*weight_files(tmp_path / "out")))
 
 
 def test_every_part_of_a_weight_that_is_not_finite_is_refused(base, tmp_path):
@@ -387,3 +388,13 @@ def test_every_part_of_a_weight_that_is_not_finite_is_refused(base, tmp_path):
     with pytest.raises(ValueError, match=r"q_proj\.weight_scale_largest has 1 of 1 values that are NaN"):
         save_packed(model, None, tmp_path / "out", {**layers, name: broken})
     assert not (tmp_path / "out").exists()
+
+
+def test_transformers_finds_no_weights_in_our_own_layout_where_it_would_make_some_up(base, tmp_path):
+    model = base()
+    save_packed(model, None, tmp_path / "out", rtn(model, Format("nf4", 4, 64, scale="float32")).layers)
+    assert [path.name for path in weight_files(tmp_path / "out")] == ["assay.safetensors"]
+    with pytest.raises(OSError, match=r"no file named .*model\.safetensors"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert load_model(tmp_path / "out")(IDS).logits.isfinite().all()
+    assert "`assay.safetensors`" in (tmp_path / "out" / "README.md").read_text()
