@@ -158,7 +158,7 @@ class NativeRunner:
         for block, layer in zip(self._blocks, shape.layers, strict=True):
             block.window = layer.window or 0
         forms = "+".join(sorted(self._forms, key=lambda form: -self._forms[form]))
-        self.path = f"native {LEVELS[self._level]} float32, {forms} weights{_said(weights)}"
+        self.path = ", ".join((f"native {LEVELS[self._level]} float32", f"{forms} weights", *weights.inputs))
 
     def cache(self, *, rows: int, capacity: int, format: str | None = None) -> Cache:
         """An empty cache for this decoder."""
@@ -239,11 +239,3 @@ def _ready(how: Ready, held: list[Any]) -> _Ready:
         found.scale = 0.0 if rounded.scale is None else float(rounded.scale)
         found.zero = 0.0 if rounded.zero is None else float(rounded.zero)
     return found
-
-
-def _said(weights: Weights) -> str:
-    """What else is done beside the products, for the path."""
-    befores = [ready for block in weights.blocks for ready in block.before]
-    rounded = sorted({ready.activations.format for ready in befores if ready.activations})
-    turned = any(ready.online for ready in befores)
-    return (f", inputs rounded to {'+'.join(rounded)}" if rounded else "") + (", online rotations" if turned else "")

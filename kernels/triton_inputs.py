@@ -56,7 +56,7 @@ class Inputs(NamedTuple):
     @property
     def rotation(self) -> str:
         """How they are rotated, for the path."""
-        return "online rotations" + (" triton" if self.online is not None and fits(self.online.size) else "")
+        return "" if self.online is None else "online rotations" + " triton" * fits(self.online.size)
 
 
 def prepare(ready: Ready, readers: Sequence[Any], device: torch.device) -> Inputs:

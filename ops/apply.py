@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Windows = Callable[[Calibration], Tensor] | Tensor | None
 
+WAYS = {"smooth": smooth, "rotate": rotate, "quantize": quantize}  # by the kind of step
+
 
 def apply(step: WeightStep, parent: Path, out: Path, *, windows: "Windows" = None, seed: int = 0) -> dict[str, Any]:
     """Do ``step`` to the checkpoint in ``parent`` and write a complete checkpoint into ``out``.
@@ -37,9 +39,7 @@ def apply(step: WeightStep, parent: Path, out: Path, *, windows: "Windows" = Non
         case PruneDepth():
             return prune_depth(step, parent, out, windows=windows, seed=seed)
         case Smooth() | Rotate() | Quantize():
-            module, _, name = maker(step).rpartition(".")[2].partition(":")
-            way = getattr({"smooth": smooth, "rotate": rotate, "quantize": quantize}[module], name)
-            return way(step, parent, out, windows=_given(step, windows), seed=seed)
+            return getattr(WAYS[step.kind], _way(step))(step, parent, out, windows=_given(step, windows), seed=seed)
         case _:
             assert_never(step)
 
@@ -49,16 +49,17 @@ def maker(step: WeightStep) -> str:
     match step:
         case PruneDepth():
             return "assay.ops.apply:prune_depth"
-        case Smooth() | Rotate():
-            return (
-                f"assay.ops.steps.{step.kind}:{step.kind}"
-                if step.method not in ("awq", "spinquant")
-                else f"assay.ops.steps.{step.kind}:{step.method}"
-            )
-        case Quantize():
-            return f"assay.ops.steps.quantize:{quantize.entry(step)}"
+        case Smooth() | Rotate() | Quantize():
+            return f"assay.ops.steps.{step.kind}:{_way(step)}"
         case _:
             assert_never(step)
+
+
+def _way(step: Smooth | Rotate | Quantize) -> str:
+    """The name of the function that does ``step`` in the module of its kind: of the search that makes its scales or rotations, if there is one."""
+    if isinstance(step, Quantize):
+        return quantize.entry(step)
+    return step.method if step.method in ("awq", "spinquant") else step.kind
 
 
 def _given(step: Smooth | Rotate | Quantize, windows: "Windows") -> "Tensor | None":

@@ -10,7 +10,7 @@ from assay.schemas.explain import unknown
 from assay.schemas.graph import RESERVED
 from assay.schemas.protocols import METRICS, Acceptance, Speculation, Speed, suite_of
 from assay.schemas.spec import canonical_json
-from assay.schemas.steps import GROUPS, RUNTIME_STEPS, Draft, PruneDepth, Quantize, Rotate, Smooth, Step
+from assay.schemas.steps import BLOCK, GROUPS, RUNTIME_STEPS, Draft, PruneDepth, Quantize, Rotate, Smooth, Step
 from assay.schemas.yaml import Path_, Problem
 
 Point = tuple[str, ...]
@@ -20,7 +20,6 @@ Placed = list[tuple[Path_, Step]]  # the steps of a variant, each with its place
 RUNTIME_KINDS = frozenset(step.model_fields["kind"].default for step in RUNTIME_STEPS)
 SPEAKING = (Acceptance, Speed, Speculation)  # protocols that decode with a draft
 LARGEST_PRODUCT = 20_000  # points before `exclude`; more are not even listed
-BLOCK = 128  # rows and columns that share a scale with group_size: block
 VECTOR = 8  # weights that e8 and additive round at once
 LONGEST_SLUG = 200  # characters; a slug becomes part of a file name
 

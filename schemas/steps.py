@@ -58,6 +58,7 @@ GROUPS: dict[str, GroupSize] = {
     "nf4": 64,
     "ternary": "tensor",
 }  # integers: 64
+BLOCK = 128  # rows and columns that share a scale with group_size: block
 FIXED_GROUPS = ("mxfp8", "mxfp4", "nvfp4")
 
 

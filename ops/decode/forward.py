@@ -69,7 +69,7 @@ class TorchRunner:
         said = str(dtype).removeprefix("torch.")
         self.weights, self._rms_norm = _in_memory(weights, dtype, self.device, hold, prepare or on_device), norm or rms_norm
         forms = (weights if hold is None else self.weights).forms
-        self.path = ", ".join((f"torch {said}", *([f"{forms} weights"] if forms != said else []), *_inputs(self.weights)))
+        self.path = ", ".join((f"torch {said}", *([f"{forms} weights"] if forms != said else []), *self.weights.inputs))
         self.ropes = tuple(Rope(rope.inverse_frequencies.to(self.device), rope.factor) for rope in shape.ropes)
         self.windows = tuple(dict.fromkeys(layer.window for layer in shape.layers))
         # transformers keeps Gemma's factor as a tensor of the model's dtype: in bfloat16 it is a rounded one.
@@ -331,14 +331,6 @@ def on_device(ready: Ready, readers: Sequence[Any], device: torch.device) -> Rea
         return ready
     scale, zero = (None if each is None else each.to(device) for each in (how.scale, how.zero))
     return ready._replace(activations=how._replace(scale=scale, zero=zero))
-
-
-def _inputs(weights: Weights) -> list[str]:
-    """What is done beside the products, for the path."""
-    every = [ready for block in weights.blocks for ready in block.before]
-    rounded = sorted({getattr(ready, "rounding", ready.activations.format) for ready in every if ready.activations})
-    turned = sorted({getattr(ready, "rotation", "online rotations") for ready in every if ready.online})
-    return [f"inputs rounded to {'+'.join(rounded)}"] * bool(rounded) + turned
 
 
 def _in_memory(weights: Weights, dtype: torch.dtype, device: torch.device, hold: Hold | None, prepare: Prepare) -> Weights:

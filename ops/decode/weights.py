@@ -18,7 +18,7 @@ from assay.ops.quantize.activations import Activations, quantize_activations
 from assay.ops.quantize.layout import Packed
 from assay.ops.quantize.read import read_weights, require_known
 from assay.ops.quantize.rotate import Online
-from assay.ops.quantize.runtime import Runtime, describe, runtime_of
+from assay.ops.quantize.runtime import Runtime, numbers, runtime_of
 
 
 class Matrix(NamedTuple):
@@ -47,6 +47,16 @@ class Ready(NamedTuple):
 
     online: Online | None = None
     activations: Activations | None = None
+
+    @property
+    def rounding(self) -> str:
+        """What inputs are rounded to, for a runner's path."""
+        return "" if self.activations is None else self.activations.format
+
+    @property
+    def rotation(self) -> str:
+        """How they are rotated, for the path."""
+        return "" if self.online is None else "online rotations"
 
     def __call__(self, values: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         values = values if self.online is None else self.online.turn(values)
@@ -104,6 +114,13 @@ class Weights(NamedTuple):
         for matrix in self.matrices():
             sizes[matrix.form] = sizes.get(matrix.form, 0) + matrix.shape[0] * matrix.shape[1]
         return "+".join(sorted(sizes, key=lambda form: (-sizes[form], form)))
+
+    @property
+    def inputs(self) -> list[str]:
+        """What is done to inputs beside the products, for a runner's path."""
+        every = [ready for block in self.blocks for ready in block.before]
+        rounded = sorted({ready.rounding for ready in every} - {""})
+        return [f"inputs rounded to {'+'.join(rounded)}"] * bool(rounded) + sorted({ready.rotation for ready in every} - {""})
 
     def matrices(self) -> list[Matrix]:
         """Every linear map that a token passes, the head included."""
@@ -226,9 +243,8 @@ def _before(runtime: Runtime, index: int) -> Before:
 
     def ready(*names: str) -> Ready:
         rounded = [runtime.activations.get(f"{prefix}.{name}") for name in names]
-        if any(
-            describe(Runtime({"": each} if each else {})) != describe(Runtime({"": rounded[0]} if rounded[0] else {})) for each in rounded
-        ):
+        first, *others = (each and numbers(each) for each in rounded)
+        if any(each != first for each in others):
             raise ValueError(f"{', '.join(names)} of {prefix} read one input and round it differently; the engine rounds it once")
         return Ready(turns.get((names[0], "input")), rounded[0])
 

@@ -128,13 +128,6 @@ def move(model: PreTrainedModel, dtype: torch.dtype | None = None, device: torch
     return model
 
 
-def cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """``model`` with its parameters in another dtype, in place. Buffers, such as the frequencies of rotary embeddings, keep theirs."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return model
-
-
 def require_complete(info: dict[str, Any], directory: Path) -> None:
     """Refuse what transformers only reports: a missing weight is initialized at random, and an unexpected one is dropped."""
     problems = {

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from assay.ops.models import experts
-from assay.ops.quantize.grid import Format, dequantize, groups, quantize, require_fit
+from assay.ops.quantize.grid import Format, dequantize, groups, naming, quantize, require_fit
 from assay.ops.quantize.sequential import Call, Stage, walk
 from assay.ops.quantize.smooth import KINDS, NORMS, Pair, fold, pairs, tensors
 
@@ -263,8 +263,5 @@ def _require(formats: Mapping[str, Format], matrices: Mapping[str, Tensor]) -> N
             f"{unknown[0] if unknown else 'no weight'} has a format and is not in the blocks; such as {next(iter(matrices))} are"
         )
     for name, format in formats.items():
-        try:
+        with naming(name, matrices[name]):
             require_fit(tuple(matrices[name].shape), format)
-        except ValueError as error:
-            error.add_note(f"in {name} ({list(matrices[name].shape)})")
-            raise

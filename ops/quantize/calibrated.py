@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from assay.ops.models import experts, structure
+from assay.ops.quantize.grid import naming
 from assay.ops.quantize.hessian import gather
 from assay.ops.quantize.layout import Packed
 from assay.ops.quantize.rtn import Rounded
@@ -40,17 +41,15 @@ def round_along(model: PreTrainedModel, windows: Int[Tensor, "windows length"], 
             hessian = hessians[group].matrix() if group in hessians else None
             for name in group:
                 weight = stage.weights[name].float()
-                try:
+                with naming(name, weight):
                     layers[name] = way(weight, hessian)
-                except ValueError as error:
-                    error.add_note(f"in {name} ({list(weight.shape)})")
-                    raise
-                lost = weight - layers[name].dense()
+                rounded = layers[name].dense()
+                lost = weight - rounded
                 if hessian is None:
                     unrouted.append(name)
                 else:
                     errors[name] = float(((lost @ hessian) * lost).sum()) / max(float(((weight @ hessian) * weight).sum()), 1e-30)
-                stage.weights[name].copy_(layers[name].dense())
+                stage.weights[name].copy_(rounded)
     summary = {
         "tokens": windows.numel(), "quantized_layers": len(layers), "coverage": found.share, "forms": sorted({each.form for each in layers.values()}),
         "unrouted": unrouted, "output_error": errors,

@@ -180,7 +180,7 @@ class _Rounding:
         self.zeros: list[Tensor] = []
         if self.at_once:
             grouped = weights if act_order != "index" or order is None else [weight[:, order] for weight in weights]
-            self._take([_fit(weight, format, _at(s, weight, format)) for weight, s in zip(grouped, shrinks, strict=True)])
+            self._take([grid.fit(weight, format, shrink=_at(s, weight, format)) for weight, s in zip(grouped, shrinks, strict=True)])
         else:
             self.factors = [grid.fit(weight, format).factor if format.scale == "e4m3" else None for weight in weights]
 
@@ -203,7 +203,7 @@ class _Rounding:
             if not callable(shrink) and self.format.element != "ternary":  # scales are of the extremes, which pass for the group
                 columns = torch.stack((columns.amin(dim=1), columns.amax(dim=1)), dim=1)
             columns = columns.contiguous()
-            found.append(_fit(columns, alone, _at(shrink, columns, alone, group), factor))
+            found.append(grid.fit(columns, alone, shrink=_at(shrink, columns, alone, group), factor=factor))
         self._take(found)
 
     def _take(self, found: list[Scales]) -> None:
@@ -295,15 +295,6 @@ def _columns(rounding: _Rounding, feedback: Tensor, low: int, high: int) -> None
     rounding.codes[here] = numbers.to(torch.int8)
 
 
-def _fit(weight: Tensor, format: Format, shrink: Any, factor: Tensor | None = None) -> Scales:
-    """``grid.fit``, with the factor of the whole weight where ``weight`` is one group of it."""
-    if factor is None:
-        return grid.fit(weight, format, shrink=shrink)
-    size = grid.groups(weight, format).abs().amax(dim=(1, 3)) * shrink
-    exact = (size / elements.LARGEST[format.element] * factor).clamp(min=2.0**-9, max=448)
-    return Scales(exact.to(torch.float8_e4m3fn), None, factor)
-
-
 def _named(shrink: Any, name: str) -> Shrink:
     return shrink.get(name, 1.0) if isinstance(shrink, Mapping) else shrink
 
@@ -349,11 +340,9 @@ def quantize_model(
     if unknown:
         raise ValueError(f"no weight of the blocks is called {', '.join(unknown[:3])}; they are called such as {next(iter(views))}")
     for name, format in chosen.items():
-        try:
-            grid.require_fit((views[name].weight.shape[0], views[name].weight.shape[1]), format)
-        except ValueError as error:
-            error.add_note(f"in {name} ({list(views[name].weight.shape)})")
-            raise
+        weight = views[name].weight
+        with grid.naming(name, weight):
+            grid.require_fit((weight.shape[0], weight.shape[1]), format)
     reached = experts.parameters(model, set(chosen))
     found = structure.require_coverage(model, reached) if isinstance(formats, Format) else structure.coverage(model, reached)
     layers: dict[str, Quantized] = {}

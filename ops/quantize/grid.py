@@ -1,6 +1,8 @@
 """Codes that share a scale per group, and back: every scalar format of the field. Not here: which layers (``rtn.py`` and beside it), or files (``pack.py``)."""
 
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Int8
@@ -8,8 +10,6 @@ from torch import Tensor
 
 from assay.ops.quantize import elements
 
-Scale = Literal["bfloat16", "float16", "float32", "e8m0", "e4m3"]
-SharedExponent = Literal["floor", "ceil", "even"]
 NESTED_BLOCK = 256  # scales of NF4 that share a scale of their own
 
 
@@ -17,7 +17,7 @@ class Format(NamedTuple):
     """How a weight is stored: a number type, who shares a scale, and what the scale is.
 
     ``group_size`` consecutive weights of a row share one (-1: the row; 0: the whole tensor), and so do ``block_rows`` rows. ``scale`` e8m0 is a power of
-    two by the rule ``shared_exponent``; e4m3 is relative to one float32 ``factor`` a tensor. ``nested`` stores the scales in eight bits themselves.
+    two by the rule ``shared_exponent`` (floor, ceil or even); e4m3 is relative to one float32 ``factor`` a tensor. ``nested`` stores the scales in eight bits themselves.
     """
 
     element: str = "int"
@@ -133,7 +133,13 @@ def quantize(weight: Float[Tensor, "rows cols"], format: Format, *, shrink: Floa
     return Quantized(encode(weight, shared, format), shared, format)
 
 
-def fit(weight: Float[Tensor, "rows cols"], format: Format, *, shrink: Float[Tensor, "blocks groups"] | float = 1.0) -> Scales:
+def fit(
+    weight: Float[Tensor, "rows cols"],
+    format: Format,
+    *,
+    shrink: Float[Tensor, "blocks groups"] | float = 1.0,
+    factor: Float[Tensor, " one"] | None = None,
+) -> Scales:
     """The scales with which each group's range, times ``shrink``, just fits the codes. See :func:`quantize`.
 
     With the codes q_min to q_max of integers of b bits, and V the largest value of another number type:
@@ -150,6 +156,8 @@ def fit(weight: Float[Tensor, "rows cols"], format: Format, *, shrink: Float[Ten
     its step is wider by 2^b - 1 over 2^b - 2: 7 % at 4 bits and half as wide again at 2. Scales of 16 bits are rounded *up*, which keeps each group in
     range: no weight moves by more than s / 2. bfloat16 has the exponent of float32, so that a group of weights near 1e-7 keeps a scale that is not 0.
 
+    Args:
+        factor: of e4m3 scales, where ``weight`` is a part of what it belongs to.
     Returns:
         Scales above 0 even for a group of zeros, whose codes all mean 0.
     Source:
@@ -178,7 +186,8 @@ def fit(weight: Float[Tensor, "rows cols"], format: Format, *, shrink: Float[Ten
     if format.scale == "e8m0":
         return Scales(_power_of_two(size, format))
     if format.scale == "e4m3":
-        factor = (448 * largest / weight.float().abs().max().clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1e30).reshape(1)
+        if factor is None:
+            factor = (448 * largest / weight.float().abs().max().clamp(min=torch.finfo(torch.float32).tiny)).clamp(max=1e30).reshape(1)
         exact = (size / largest * factor).clamp(min=2.0**-9, max=448)
         return Scales(exact.to(torch.float8_e4m3fn), None, factor)
     scales = _stored(size / largest, format)
@@ -254,6 +263,16 @@ def require_fit(shape: tuple[int, ...], format: Format) -> None:
             f"blocks of {format.block_rows} rows do not divide the {rows} rows of the weight; "
             f"the largest that do have {largest_divisor(rows, at_most=format.block_rows)}"
         )
+
+
+@contextmanager
+def naming(name: str, weight: Tensor) -> Iterator[None]:
+    """Of an error inside, a note says which weight it is about."""
+    try:
+        yield
+    except ValueError as error:
+        error.add_note(f"in {name} ({list(weight.shape)})")
+        raise
 
 
 def groups(weight: Float[Tensor, "rows cols"], format: Format) -> Float[Tensor, "blocks rows_each groups cols_each"]:

@@ -95,7 +95,12 @@ def from_tensors(stored: Mapping[str, Tensor], kind: Mapping[str, Any]) -> Packe
 
 def stored_bytes(packed: Packed) -> int:
     """Bytes of codes, scales and zero points as they are stored; shapes, which every format could do without, are not counted."""
-    return sum(tensor.nbytes for name, tensor in tensors(packed).items() if name != "weight_shape")
+    return nbytes(tensors(packed))
+
+
+def nbytes(parts: Mapping[str, Tensor]) -> int:
+    """The same of what :func:`tensors` gave."""
+    return sum(tensor.nbytes for name, tensor in parts.items() if name != "weight_shape")
 
 
 def _grid(quantized: Quantized, whole_bytes: bool) -> dict[str, Tensor]:

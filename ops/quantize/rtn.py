@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from assay.ops.models import structure
 from assay.ops.models.experts import parameters, weights
-from assay.ops.quantize.grid import Format, Quantized, quantize
+from assay.ops.quantize.grid import Format, Quantized, naming, quantize
 from assay.ops.quantize.layout import Packed
 
 Policy = Literal["skip", "quantize", "untie"]
@@ -69,12 +69,9 @@ def round_each(
     """
     layers = {}
     for name, weight in weights.items():
-        try:
+        with naming(name, weight):
             kept = shrink(weight.float(), formats[name]) if callable(shrink) else (shrink or {}).get(name, 1.0)
             layers[name] = quantize(weight, formats[name], shrink=kept)
-        except ValueError as error:
-            error.add_note(f"in {name} ({list(weight.shape)})")
-            raise
     return layers
 
 

@@ -32,7 +32,7 @@ def describe(runtime: Runtime) -> dict[str, Any]:
     if runtime.online:
         found["online"] = [each._asdict() for each in runtime.online]
     if runtime.activations:
-        found["activations"] = {name: _numbers(how) for name, how in runtime.activations.items()}
+        found["activations"] = {name: numbers(how) for name, how in runtime.activations.items()}
     return found
 
 
@@ -58,7 +58,8 @@ def start(model: PreTrainedModel, runtime: Runtime) -> None:
     attach(model, runtime.activations)
 
 
-def _numbers(how: Activations) -> dict[str, Any]:
+def numbers(how: Activations) -> dict[str, Any]:
+    """How one input is rounded, as JSON; two that round alike are equal."""
     return {key: float(value) if isinstance(value, torch.Tensor) else value for key, value in how._asdict().items() if value is not None}
 
 

@@ -21,7 +21,7 @@ from assay.ops.models import structure
 from assay.ops.models.dense import RUNTIME_KEY, check_finite, keep_greedy, quiet, write_tokenizer
 from assay.ops.quantize.activations import Activations
 from assay.ops.quantize.grid import Format, Quantized
-from assay.ops.quantize.layout import Packed, kind_of, stored_bytes, tensors
+from assay.ops.quantize.layout import Packed, kind_of, nbytes, tensors
 from assay.ops.quantize.runtime import Runtime, describe
 
 OWN = "assay"  # the method of our own layout
@@ -99,10 +99,12 @@ def save_packed(
     state = _dense_state(model, layers)
     check_finite(state.items())
     packed: dict[str, Tensor] = {}
+    size = 0
     for name, weight in layers.items():
         rounded = runtime.activations.get(name)
-        for part, tensor in tensors(weight, whole_bytes=rounded is not None and rounded.format == "int8").items():
-            packed[f"{name}.{part}"] = tensor
+        parts = tensors(weight, whole_bytes=rounded is not None and rounded.format == "int8")
+        packed |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
+        size += nbytes(parts)
         if rounded is not None and rounded.scale is not None:
             packed[f"{name}.input_scale"] = rounded.scale.clone()  # layers may share one
     check_finite((name, tensor) for name, tensor in packed.items() if tensor.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2))
@@ -110,7 +112,6 @@ def save_packed(
     write_tokenizer(tokenizer, directory)
     _write(model, directory, state | packed, config, runtime)
     weights = sum(weight.shape[0] * weight.shape[1] for weight in layers.values())
-    size = sum(stored_bytes(weight) for weight in layers.values())
     plain = _opens_plainly(model, layers, config)
     (Path(directory) / "README.md").write_text(_readme(layers, config, runtime, plain))
     return {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assay.schemas.steps import Grid, Quantize
+from assay.schemas.steps import BLOCK, Grid, Quantize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from assay.ops.quantize.grid import Format
     from assay.ops.quantize.rtn import Rounded, Shrink
 
-BLOCK = 128  # rows and columns that share a scale with group_size: block
 ROUNDS, BEAM = 2, 2  # of additive codebooks: twice as many take twice as long and lower the loss by 2 %
 ELEMENTS = {"fp8_e4m3": "e4m3", "fp8_e5m2": "e5m2", "mxfp8": "e4m3", "mxfp4": "e2m1", "nvfp4": "e2m1", "nf4": "nf4", "ternary": "ternary"}
 BITS = {"mxfp4": 4, "nvfp4": 4, "nf4": 4, "ternary": 2}  # else 8, or as integers say
@@ -197,20 +196,19 @@ def _activations(step: Quantize, model: "PreTrainedModel", rounded: "Rounded", w
     if step.inputs is None:
         return {}
     from assay.ops.models import structure
-    from assay.ops.quantize.activations import Activations, calibrate
+    from assay.ops.quantize.activations import calibrate
+    from assay.ops.steps.given import activations_of
 
-    said = step.inputs
-    how = Activations(said.format, said.per, said.symmetric, said.clip_pct / 100)
+    how = activations_of(step.inputs)
     names = [name for name in structure.block_linears(model) if name in rounded.layers]
-    return calibrate(model, names, _need(windows, step), how) if said.per == "tensor" else dict.fromkeys(names, how)
+    return calibrate(model, names, _need(windows, step), how) if how.per == "tensor" else dict.fromkeys(names, how)
 
 
 def _need(windows: "Tensor | None", step: Quantize) -> "Tensor":
-    if windows is None or not windows.numel():
-        what = f"method {step.method} with range {step.range}" + (f" and inputs per {step.inputs.per}" if step.inputs else "")
-        given = "none" if windows is None else f"{list(windows.shape)} of them"
-        raise ValueError(f"{what} looks at text; got {given}, give windows: token ids of shape [windows, length]")
-    return windows
+    from assay.ops.steps.given import require_windows
+
+    what = f"method {step.method} with range {step.range}" + (f" and inputs per {step.inputs.per}" if step.inputs else "")
+    return require_windows(windows, f"{what} looks at text")
 
 
 def _range(step: Quantize) -> "Shrink | None":
@@ -239,11 +237,11 @@ def _gptq(
     ends = {name: weight for name, weight in choose(model, step.embeddings, step.head).items() if name not in work.original}
     rest = round_each(ends, dict.fromkeys(ends, format_of(step)))
     found = quantize_model(
-        dense.cast(model, torch.float32), ids, formats, act_order=step.gptq.act_order, damping=step.gptq.damping_pct / 100,
+        dense.move(model, torch.float32), ids, formats, act_order=step.gptq.act_order, damping=step.gptq.damping_pct / 100,
         shrink=1.0 if shrink is None else shrink, true_sequential=step.gptq.true_sequential, propagate=step.gptq.propagate,
     )  # fmt: skip
     layers = {**found.layers, **rest}
-    told = replace(dense.cast(model, stored), layers, untie=step.head == "untie")
+    told = replace(dense.move(model, stored), layers, untie=step.head == "untie")
     return _save(step, work, out, Rounded(layers, {**found.summary, "skipped": told["skipped"]}), windows)
 
 
@@ -255,20 +253,19 @@ def _along(step: Quantize, work: Work, way: "Way", out: Path, windows: "Tensor |
     from assay.ops.quantize.calibrated import round_along
     from assay.ops.quantize.rtn import Rounded, replace
 
-    found = round_along(dense.cast(work.model, torch.float32), _need(windows, step), way)
-    told = replace(dense.cast(work.model, dense.stored_dtype(work.parent)), found.layers)
+    found = round_along(dense.move(work.model, torch.float32), _need(windows, step), way)
+    told = replace(dense.move(work.model, dense.stored_dtype(work.parent)), found.layers)
     return _save(step, work, out, Rounded(found.layers, {**found.summary, "skipped": told["skipped"]}), windows)
 
 
 def _fitting(weights: "Mapping[str, Tensor]", require: "Callable[[int, int], None]") -> None:
     """Ask of each weight, before any is rounded, whether its rows and columns fit; a note names the one that does not."""
+    from assay.ops.quantize.grid import naming
+
     for name, weight in weights.items():
         rows, cols = weight.shape
-        try:
+        with naming(name, weight):
             require(rows, cols)
-        except ValueError as error:
-            error.add_note(f"in {name} ({[rows, cols]})")
-            raise
 
 
 def _mixed(step: Quantize, model: "PreTrainedModel", ids: "Tensor") -> "tuple[dict[str, Format], dict[str, Any]]":

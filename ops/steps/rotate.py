@@ -26,19 +26,16 @@ def rotate(step: Rotate, parent: Path, out: Path, *, windows: "Tensor | None" = 
 def spinquant(step: Rotate, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
     """By matrices that are learned, with the inputs of layers rounded meanwhile."""
     from assay.ops.models.dense import move
-    from assay.ops.quantize.activations import Activations
     from assay.ops.quantize.rotate import rotate
     from assay.ops.quantize.runtime import Runtime
     from assay.ops.quantize.spin import learn
+    from assay.ops.steps.given import activations_of, require_windows
     from assay.ops.steps.whole import opened, written
 
-    if windows is None or not windows.numel() or step.inputs is None:
-        given = "none" if windows is None else f"{list(windows.shape)} of them"
-        raise ValueError(f"spinquant learns on text; got {given}, give windows: token ids of shape [windows, length]")
+    assert step.inputs is not None
+    ids = require_windows(windows, "spinquant learns on text")
     model, stored = opened(parent, step.kind)
-    said = step.inputs
-    rounded = Activations(said.format, said.per, said.symmetric, said.clip_pct / 100)
-    found = learn(model, windows, steps=step.steps, seed=seed, activations=rounded, online=_places(step))
+    found = learn(model, ids, steps=step.steps, seed=seed, activations=activations_of(step.inputs), online=_places(step))
     transforms = rotate(model, seed=seed, online=_places(step), untie=True, residual=found.residual, values=list(found.values))
     written(move(model, stored), parent, out, Runtime(online=transforms))
     return {"method": step.method, "online": [each._asdict() for each in transforms], "losses": found.losses}

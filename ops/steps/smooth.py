@@ -13,9 +13,10 @@ def smooth(step: Smooth, parent: Path, out: Path, *, windows: "Tensor | None" = 
     """SmoothQuant: by the largest inputs and weights of each channel."""
     from assay.ops.models.dense import move
     from assay.ops.quantize.smooth import smooth
+    from assay.ops.steps.given import require_windows
     from assay.ops.steps.whole import opened, written
 
-    ids = _need(windows, step)
+    ids = require_windows(windows, f"{step.method} looks at text")
     model, stored = opened(parent, step.kind)
     found = smooth(model, ids, alpha=step.alpha_pct / 100)
     written(move(model, stored), parent, out)
@@ -26,20 +27,14 @@ def awq(step: Smooth, parent: Path, out: Path, *, windows: "Tensor | None" = Non
     """AWQ: by what errs least in the outputs when the weights are rounded."""
     from assay.ops.models.dense import move
     from assay.ops.quantize.awq import awq
+    from assay.ops.steps.given import require_windows
     from assay.ops.steps.quantize import format_of
     from assay.ops.steps.whole import opened, written
 
-    ids = _need(windows, step)
+    ids = require_windows(windows, f"{step.method} looks at text")
     model, stored = opened(parent, step.kind)
     salience = "activation" if step.salience == "inputs" else "weight"
     found = awq(model, ids, format_of(step), salience=salience, duo="on" if step.duo_scaling else "off", clip=False)
     written(move(model, stored), parent, out)
     errors = {name: {"alpha": each.alpha, "error": each.error, "unscaled": each.unscaled} for name, each in found.pairs.items()}
     return {"method": step.method, "pairs": errors, "unseen": list(found.unseen)}
-
-
-def _need(windows: "Tensor | None", step: Smooth) -> "Tensor":
-    if windows is None or not windows.numel():
-        given = "none" if windows is None else f"{list(windows.shape)} of them"
-        raise ValueError(f"{step.method} looks at text; got {given}, give windows: token ids of shape [windows, length]")
-    return windows

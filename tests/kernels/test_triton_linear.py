@@ -1,11 +1,7 @@
 """The Triton kernels on a machine without a GPU: interpreted (``triton_cases.py``, ``triton_codes_cases.py``), and compiled to machine code that nothing here
 can run."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,28 +16,18 @@ from assay.ops.decode.weights import Matrix  # noqa: E402
 from assay.ops.quantize.grid import Format, quantize  # noqa: E402
 from assay.ops.quantize.pack import pack  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
-CASES = ("tests/kernels/triton_cases.py", "tests/kernels/triton_codes_cases.py")
+CASES = ("triton_cases.py", "triton_codes_cases.py")
 CPU = torch.device("cpu")
 
 
-def run_cases(**environment: str) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CASES]
-    helpers = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": helpers} | environment
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    return done.stdout
-
-
-def test_interpreted_the_kernels_compute_what_the_ops_do():
-    assert re.search(r"\d\d\d passed, 1 skipped", run_cases(TRITON_INTERPRET="1"))
+def test_interpreted_the_kernels_compute_what_the_ops_do(run_cases):
+    assert re.search(r"\d\d\d passed, 1 skipped", run_cases(CASES, TRITON_INTERPRET="1"))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; the same cases run in Triton's interpreter above")
-def test_compiled_the_kernels_compute_what_the_ops_do():
-    assert re.search(r"\d\d\d passed in", run_cases(TRITON_INTERPRET="0"))
+def test_compiled_the_kernels_compute_what_the_ops_do(run_cases):
+    assert re.search(r"\d\d\d passed in", run_cases(CASES, TRITON_INTERPRET="0"))
 
 
 TENSORS = {
@@ -97,29 +83,16 @@ KERNELS = {
 
 
 @pytest.mark.parametrize(("name", "target"), [(name, target) for name, kernel in KERNELS.items() for target in kernel[3]])
-def test_kernels_compile_to_machine_code_for_devices_that_are_not_here(name, target, tmp_path, monkeypatch):
-    compiler = pytest.importorskip("triton.backends.compiler", reason="this Triton has no compiler for other devices")
-    from triton.backends import backends
-    from triton.compiler import ASTSource
-
-    if "nvidia" not in backends or not list(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas*")):
-        pytest.skip("this Triton has no NVIDIA backend or no ptxas")
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("TRITON_INTERPRET=1: kernels are interpreted and cannot be compiled")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_kernels_compile_to_machine_code_for_devices_that_are_not_here(name, target, compiled):
     kernel, constants, types, _, multiplies = KERNELS[name]
     given = {each for each, value in constants.items() if isinstance(value, str) and value.startswith("*")}  # tensors that others lack
     constants = {each: CONSTANTS[each] for each in kernel.arg_names if each in CONSTANTS} | constants
     constants = {each: value for each, value in constants.items() if each in kernel.arg_names and each not in given}
-    signature = {each: "constexpr" if each in constants else (TENSORS | types)[each] for each in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    compiled = triton.compile(source, target=compiler.GPUTarget("cuda", target, 32))
-    assert compiled.asm["cubin"].startswith(b"\x7fELF")
-    assert compiled.metadata.shared <= 160 * 1024  # bytes that a program of any of these devices may hold
+    found = compiled(kernel, target, constants, TENSORS | types)
     if multiplies:
-        assert re.search(multiplies, compiled.asm["ptx"]), "no tensor core multiplies"
+        assert re.search(multiplies, found.asm["ptx"]), "no tensor core multiplies"
     # Where a row begins is found in 64 bits: a pointer to one element, or to a row or column of them, is moved by no 32-bit number.
-    moved = re.findall(r"tt\.addptr .* : (?:tensor<)?([\dx]*)!tt\.ptr<\w+>>?, (?:tensor<[\dx]*)?(i\d\d)", compiled.asm["ttir"])
+    moved = re.findall(r"tt\.addptr .* : (?:tensor<)?([\dx]*)!tt\.ptr<\w+>>?, (?:tensor<[\dx]*)?(i\d\d)", found.asm["ttir"])
     begins = [bits for shape, bits in moved if shape == "" or "1" in shape.split("x")]
     assert begins and set(begins) == {"i64"}
 
