@@ -1,10 +1,10 @@
 """Quality beside the peer: mean KL of SmolLM2-135M at int4 g64 by rounding to nearest, GPTQ and AWQ, ours and llm-compressor's, same weights, same text.
 
-    python tests/bench/parity.py --peer PYTHON [--base DIR] [--windows 16] [--methods rtn,gptq,awq]
+    python tests/bench/parity.py --peer PYTHON [--base DIR] [--windows 16] [--methods rtn,gptq,awq] [--scale bfloat16]
 
 PYTHON is an interpreter of a scratch environment that has llm-compressor 0.14. Each contestant is a process of its own that rounds the model and compares
 its logits with the base's on held-out windows, in float32. Both are symmetric, with the peer's defaults for the rest: static activation order and 1 % damping
-for GPTQ, duo scaling for AWQ. Prints a table of mean KL (nats) and seconds; ours of AWQ is the scale search and then the clip search, as its paper has it.
+for GPTQ, duo scaling for AWQ. The peer keeps its scales in float32 here; ours are bfloat16, as we store them, unless SCALE says float32. Prints a table of mean KL (nats) and seconds; ours of AWQ is the scale search and then the clip search, as its paper has it.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve()
 
 
-def ours(method: str, base: str, windows):
+def ours(method: str, base: str, windows, scale: str):
     import torch
 
     from assay.ops.models.dense import load_dense
@@ -28,7 +28,7 @@ def ours(method: str, base: str, windows):
     from assay.ops.quantize.grid import Format
     from assay.ops.quantize.rtn import rtn
 
-    model, format = load_dense(Path(base), dtype=torch.float32), Format("int", 4, 64)
+    model, format = load_dense(Path(base), dtype=torch.float32), Format("int", 4, 64, scale=scale)
     begun = time.perf_counter()
     if method == "rtn":
         rtn(model, format)
@@ -40,7 +40,7 @@ def ours(method: str, base: str, windows):
     return model, time.perf_counter() - begun
 
 
-def peer(method: str, base: str, windows):
+def peer(method: str, base: str, windows, _scale: str):
     import torch
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from datasets import Dataset
@@ -60,14 +60,14 @@ def peer(method: str, base: str, windows):
     return model, time.perf_counter() - begun
 
 
-def compete(who: str, method: str, base: str, texts: str, threads: int) -> None:
+def compete(who: str, method: str, base: str, texts: str, threads: int, scale: str) -> None:
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(threads)
     stored = load_file(texts)
-    model, seconds = {"ours": ours, "peer": peer}[who](method, base, stored["windows"])
+    model, seconds = {"ours": ours, "peer": peer}[who](method, base, stored["windows"], scale)
     plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa").eval()
     kls = []
     with torch.no_grad():
@@ -82,12 +82,13 @@ def main() -> None:
     parser.add_argument("--peer", help="an interpreter that has llm-compressor 0.14; ours alone when left out")
     parser.add_argument("--base", type=Path, help="a checkpoint of SmolLM2-135M; imported anew when left out")
     parser.add_argument("--methods", default="rtn,gptq,awq")
+    parser.add_argument("--scale", default="bfloat16", help="of ours: bfloat16 or float32")
     for name, default in (("windows", 16), ("held-out", 8), ("length", 512), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--run", nargs=4, metavar=("WHO", "METHOD", "BASE", "TEXTS"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.run:
-        compete(*asked.run, asked.threads)
+        compete(*asked.run, asked.threads, asked.scale)
         return
     from safetensors.torch import save_file
 
@@ -112,7 +113,19 @@ def main() -> None:
         for method in asked.methods.split(","):
             found = {}
             for who, interpreter in {"ours": sys.executable, **({"peer": asked.peer} if asked.peer else {})}.items():
-                command = [interpreter, str(ROOT), "--run", who, method, str(base), texts, "--threads", str(asked.threads)]
+                command = [
+                    interpreter,
+                    str(ROOT),
+                    "--run",
+                    who,
+                    method,
+                    str(base),
+                    texts,
+                    "--threads",
+                    str(asked.threads),
+                    "--scale",
+                    asked.scale,
+                ]
                 environment = os.environ | {"JAXTYPING_DISABLE": "1", "OMP_NUM_THREADS": str(asked.threads), "HF_HUB_OFFLINE": "1"}
                 done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
                 found[who] = json.loads(done.stdout.strip().splitlines()[-1])
