@@ -16,7 +16,8 @@ from assay.assets.ledger import Ledger, text_source
 from assay.schemas.graph import Node
 from assay.schemas.manifest import Action
 from assay.schemas.protocols import Divergence, Protocol
-from assay.schemas.steps import DraftModel, Kv, Text, WeightStep
+from assay.schemas.steps import DraftModel, Kv, WeightStep
+from assay.schemas.texts import Text
 from assay.warehouse.store import Built
 
 if TYPE_CHECKING:

@@ -6,8 +6,10 @@ import dagster as dg
 
 from assay.schemas.experiment import Experiment, Resources
 from assay.schemas.graph import Node
+from assay.schemas.pruning import PruneDepth
+from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.spec import canonical_json, digest_of
-from assay.schemas.steps import Draft, DraftModel, Kv, PruneDepth, Quantize, Rotate, Smooth
+from assay.schemas.steps import Draft, DraftModel, Kv
 
 POOL_TIMING = "timing"
 POOL_GPU = "gpu"

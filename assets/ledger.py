@@ -15,7 +15,8 @@ from assay.schemas.base import Base
 from assay.schemas.graph import Graph, Node
 from assay.schemas.manifest import Action
 from assay.schemas.protocols import TIMED_SUITES, Divergence, Protocol
-from assay.schemas.steps import Draft, DraftModel, Text, WeightStep
+from assay.schemas.steps import Draft, DraftModel, WeightStep
+from assay.schemas.texts import Text
 from assay.warehouse.devices import device_digest
 from assay.warehouse.fingerprint import fingerprint
 from assay.warehouse.versions import numerics_versions

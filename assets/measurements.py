@@ -18,7 +18,7 @@ from assay.schemas.experiment import Budget, Variant
 from assay.schemas.facts import Measurement
 from assay.schemas.graph import Graph, Node
 from assay.schemas.protocols import DRAFT_SUITES, PACKED_SUITES, TIMED_SUITES, UNDRAFTED_SUITES, Acceptance, Divergence, Protocol, suite_of
-from assay.schemas.steps import Quantize
+from assay.schemas.rounding import Quantize
 
 SHOWN_SLICES = ("kl_mean_nats", "acceptance_rate", "perplexity", "entropy_mean_nats", "pass_at_1", "pass_at_k", "majority_at_k")
 RETIME = "assay/retime"  # a run with this tag measures its timings again although there are some of this device

@@ -14,7 +14,9 @@ from assay.schemas.experiment import Variant
 from assay.schemas.graph import Node
 from assay.schemas.manifest import Action
 from assay.schemas.protocols import Acceptance, Arithmetic, Constrained, Distribution, Divergence, Outliers, Protocol, Speculation, Speed
-from assay.schemas.steps import DraftModel, PruneDepth, Quantize, Rotate, Smooth
+from assay.schemas.pruning import PruneDepth
+from assay.schemas.rounding import Quantize, Rotate, Smooth
+from assay.schemas.steps import DraftModel
 
 # Forward FLOPs per second on which a first guess rests where nothing like it has been built here; history replaces it at once.
 GUESSED_FLOPS = 1e11

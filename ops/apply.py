@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from assay.ops.steps import quantize, rotate, smooth
 from assay.schemas.base import Base
-from assay.schemas.steps import Calibration, DraftModel, PruneDepth, Quantize, Rotate, Smooth, Text, WeightStep
+from assay.schemas.pruning import PruneDepth
+from assay.schemas.rounding import Quantize, Rotate, Smooth
+from assay.schemas.steps import DraftModel, WeightStep
+from assay.schemas.texts import Calibration, Text
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,8 +9,10 @@ from assay.schemas.experiment import LARGEST_GRID, Experiment, ExperimentFile, O
 from assay.schemas.explain import unknown
 from assay.schemas.graph import RESERVED
 from assay.schemas.protocols import METRICS, Acceptance, Speculation, Speed, suite_of
+from assay.schemas.pruning import PruneDepth
+from assay.schemas.rounding import BLOCK, GROUPS, Quantize, Rotate, Smooth
 from assay.schemas.spec import canonical_json
-from assay.schemas.steps import BLOCK, GROUPS, RUNTIME_STEPS, Draft, PruneDepth, Quantize, Rotate, Smooth, Step
+from assay.schemas.steps import RUNTIME_STEPS, Draft, Step
 from assay.schemas.yaml import Path_, Problem
 
 Point = tuple[str, ...]

@@ -18,7 +18,8 @@ from assay.schemas.experiment import Experiment, ExperimentFile, strip_name
 from assay.schemas.explain import explain, shown, unknown
 from assay.schemas.fit import judge
 from assay.schemas.protocols import METRICS, Protocol, Speed
-from assay.schemas.steps import Draft, Step, Text
+from assay.schemas.steps import Draft, Step
+from assay.schemas.texts import Text
 from assay.schemas.yaml import LARGEST_FILE, Path_, Problem, read
 
 

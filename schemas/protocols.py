@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from assay.schemas.sampling import SamplingSpec
 from assay.schemas.spec import Spec
-from assay.schemas.steps import Text
+from assay.schemas.texts import Text
 
 Dtype = Literal["float32", "bfloat16"]
 Value = TypeVar("Value", float, float | str)

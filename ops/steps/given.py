@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from assay.schemas.steps import Inputs
+from assay.schemas.rounding import Inputs
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assay.schemas.steps import BLOCK, Grid, Quantize
+from assay.schemas.rounding import BLOCK, Grid, Quantize
 
 if TYPE_CHECKING:
     from torch import Tensor

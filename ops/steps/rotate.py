@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.schemas.steps import Rotate
+from assay.schemas.rounding import Rotate
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.schemas.steps import Smooth
+from assay.schemas.rounding import Smooth
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -179,7 +179,7 @@ def checkpoints(directory: Path) -> dict[str, Path]:
     """The base and its rounded variants, as the graph would make them."""
     from assay.assets.registry import load_registries
     from assay.ops.apply import apply, import_base
-    from assay.schemas.steps import Quantize
+    from assay.schemas.rounding import Quantize
 
     base = directory / "base"
     if not base.exists():

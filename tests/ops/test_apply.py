@@ -12,7 +12,9 @@ from assay.ops.apply import apply, import_base, maker
 from assay.ops.models.checkpoint import load_model, load_tokenizer
 from assay.ops.prune.depth import angular_distances, block_influence
 from assay.schemas.base import Base, Packaged, Shape
-from assay.schemas.steps import Calibration, PruneDepth, Quantize, Rotate, Smooth
+from assay.schemas.pruning import PruneDepth
+from assay.schemas.rounding import Quantize, Rotate, Smooth
+from assay.schemas.texts import Calibration
 from assay.warehouse.fingerprint import fingerprint
 
 IDS = torch.arange(3, 43).unsqueeze(0)

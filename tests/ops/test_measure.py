@@ -10,8 +10,10 @@ from assay.ops.suites import subject as module
 from assay.ops.suites.divergence import _base_head, reference
 from assay.ops.suites.subject import DraftOf, Subject
 from assay.schemas.protocols import METRICS, Acceptance, Bytes, Divergence, Speculation, Speed
+from assay.schemas.pruning import PruneDepth
+from assay.schemas.rounding import Quantize
 from assay.schemas.sampling import SamplingSpec
-from assay.schemas.steps import PruneDepth, Quantize, Text
+from assay.schemas.texts import Text
 
 ROW = {"metric", "slice_kind", "slice", "value", "unit", "n", "standard_error", "status", "message", "threads", "path", "other_cpu_share"}
 

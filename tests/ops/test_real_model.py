@@ -11,7 +11,8 @@ from assay.ops.measure import measure
 from assay.ops.suites.divergence import reference
 from assay.ops.suites.subject import Subject
 from assay.schemas.protocols import Divergence
-from assay.schemas.steps import Quantize, Text
+from assay.schemas.rounding import Quantize
+from assay.schemas.texts import Text
 
 PROTOCOL = Divergence(text=Text(name="wikipedia"), tokens=768, window=256)
 

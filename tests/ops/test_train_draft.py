@@ -13,9 +13,12 @@ from assay.ops.models.early_exit import write_early_exit
 from assay.ops.steps.quantize import rtn
 from assay.ops.train.draft import overlap_with
 from assay.ops.train.losses import divergence
-from assay.schemas.steps import Distill, DraftModel, Quantize, Text
+from assay.schemas.rounding import Quantize
+from assay.schemas.steps import DraftModel
+from assay.schemas.texts import Text
+from assay.schemas.training import DraftDistill
 
-LESSON = Distill(tokens=1250, batch=4, length=16, learning_rate=1e-2, text=Text(path="text.txt"))
+LESSON = DraftDistill(tokens=1250, batch=4, length=16, learning_rate=1e-2, text=Text(path="text.txt"))
 EVERY = {"forward_kl", "reverse_kl", "total_variation", "jensen_shannon"}
 FIRST = DraftModel(early_exit=1, distill=LESSON)
 

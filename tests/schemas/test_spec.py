@@ -18,8 +18,11 @@ from assay.schemas.facts import TABLES, Measurement
 from assay.schemas.json_schema import experiment_json_schema
 from assay.schemas.manifest import Action, FileEntry, artifact_digest
 from assay.schemas.protocols import METRICS, Divergence, Speed, suite_of
+from assay.schemas.pruning import PruneDepth
+from assay.schemas.rounding import Quantize
 from assay.schemas.spec import BaseName, HubId, Name, canonical_json, digest_of
-from assay.schemas.steps import RUNTIME_STEPS, STEP_KINDS, WEIGHT_STEPS, Draft, Kv, PruneDepth, Quantize, Text
+from assay.schemas.steps import RUNTIME_STEPS, STEP_KINDS, WEIGHT_STEPS, Draft, Kv
+from assay.schemas.texts import Text
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 TREES = st.recursive(

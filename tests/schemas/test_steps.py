@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from assay.schemas.base import Shape
 from assay.schemas.load import ExperimentError, parse_experiment
+from assay.schemas.rounding import Gptq, Inputs, Mixed, Quantize, Rotate, Smooth
 from assay.schemas.spec import canonical_json
-from assay.schemas.steps import Calibration, Distill, Gptq, Inputs, Mixed, Quantize, Rotate, Smooth
+from assay.schemas.texts import Calibration
 from assay.schemas.yaml import spell
 
 INT8 = {"format": "int8"}

@@ -71,7 +71,7 @@ def test_a_tied_head_is_stored_and_counted_once(make_llama, tmp_path, tied):
 def test_our_own_quantized_checkpoint_is_billed_what_its_file_holds(tl8_dir, tmp_path, format, symmetric, expected):
     """The parts add up to the file less its header, and the weights are those of the dense model."""
     from assay.ops.apply import apply
-    from assay.schemas.steps import Quantize
+    from assay.schemas.rounding import Quantize
 
     directory = tmp_path / "packed"
     directory.mkdir()

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from assay.ops.models.checkpoint import load_model, load_tokenizer, weights_path
 from assay.ops.models.early_exit import early_exit, write_early_exit
 from assay.ops.steps.quantize import rtn
-from assay.schemas.steps import Quantize
+from assay.schemas.rounding import Quantize
 
 IDS = torch.arange(3, 43).unsqueeze(0)
 

@@ -14,7 +14,7 @@ from assay.ops.models.checkpoint import load_model
 from assay.ops.models.dense import weight_files
 from assay.ops.quantize import by_layer
 from assay.ops.steps.quantize import entry
-from assay.schemas.steps import Quantize
+from assay.schemas.rounding import Quantize
 
 INT8, INT4 = {"format": "int8", "symmetric": False}, {"format": "int4", "symmetric": False}
 FP8 = {"format": "fp8_e4m3"}

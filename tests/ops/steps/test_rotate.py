@@ -8,7 +8,9 @@ import torch
 from assay.ops.apply import apply, early_exit_draft
 from assay.ops.models.checkpoint import load_model
 from assay.ops.models.dense import load_dense
-from assay.schemas.steps import DraftModel, PruneDepth, Quantize, Rotate, Smooth
+from assay.schemas.pruning import PruneDepth
+from assay.schemas.rounding import Quantize, Rotate, Smooth
+from assay.schemas.steps import DraftModel
 
 EVERYWHERE = ("down", "o", "qk")
 

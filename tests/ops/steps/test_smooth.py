@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from assay.ops.apply import apply
 from assay.ops.models.checkpoint import load_model, load_tokenizer
-from assay.schemas.steps import Quantize, Smooth
+from assay.schemas.rounding import Quantize, Smooth
 
 BOTH = [Smooth(method="smoothquant"), Smooth(method="awq", format="int3", group_size=16)]
 ids_of = pytest.mark.parametrize("step", BOTH, ids=lambda step: step.method)

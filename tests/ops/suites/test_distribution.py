@@ -13,7 +13,7 @@ from assay.ops.suites import subject as opening
 from assay.ops.suites.subject import Subject
 from assay.schemas.facts import Measurement
 from assay.schemas.protocols import METRICS, Distribution
-from assay.schemas.steps import Text
+from assay.schemas.texts import Text
 
 PROTOCOL = Distribution(text=Text(path="text.txt"), tokens=150, window=64, temperatures=(0.7, 2.0), top_k=(1, 5), batch=2)
 

@@ -17,7 +17,8 @@ from assay.ops.suites.layers import by_projection
 from assay.ops.suites.subject import Subject
 from assay.schemas.facts import Measurement
 from assay.schemas.protocols import METRICS, Layers
-from assay.schemas.steps import Calibration, Gptq, Quantize
+from assay.schemas.rounding import Gptq, Quantize
+from assay.schemas.texts import Calibration
 
 
 def packed(directory, parent, **step):

@@ -12,7 +12,8 @@ from assay.ops.suites import subject as opening
 from assay.ops.suites.subject import Subject
 from assay.schemas.facts import Measurement
 from assay.schemas.protocols import METRICS, Outliers
-from assay.schemas.steps import Quantize, Rotate, Text
+from assay.schemas.rounding import Quantize, Rotate
+from assay.schemas.texts import Text
 
 PROTOCOL = Outliers(text=Text(path="text.txt"), windows=3, length=33)
 TEXT = "".join(f"In {1900 + index} they said nothing new about it; " for index in range(40))
