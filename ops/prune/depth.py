@@ -1,6 +1,6 @@
 """Removing whole blocks: how much each one does, which to take, and taking them out.
 
-Not here: recovering afterwards, or pruning inside a block.
+Not here: scores that need the model without a block (``depth_greedy.py``), recovering afterwards, or pruning inside a block.
 """
 
 import math
@@ -11,9 +11,10 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from assay.ops.models import structure
+from assay.ops.prune.rebuild import differing
 
 BATCH = 4  # windows a forward
 
@@ -101,6 +102,16 @@ def lowest(scores: Float[Tensor, "layers"], count: int) -> list[int]:
     return sorted(scores.argsort(stable=True)[:count].tolist())
 
 
+def random_layers(layers: int, count: int, seed: int) -> list[int]:
+    """``count`` of ``layers`` blocks drawn without a look at the model, each as likely as any other, first and last included: the control for scores.
+
+    Raises:
+        ValueError: ``count`` is not between 1 and ``layers`` less one.
+    """
+    draw = torch.randperm(layers, generator=torch.Generator().manual_seed(seed))
+    return lowest(draw.double(), count)
+
+
 def best_run(distances: Float[Tensor, "starts"]) -> int:
     """The start of the run with the least distance; of equal ones the first."""
     return int(distances.argsort(stable=True)[0])
@@ -129,7 +140,12 @@ def drop_layers(model: PreTrainedModel, layers: Sequence[int]) -> None:
             if isinstance(getattr(module, "layer_idx", None), int):
                 module.layer_idx = new  # type: ignore[assignment]
     _cut_config(model.config.get_text_config(decoder=True), kept, len(old))
-    _require_rebuildable(model)
+    wrong = differing(model.config, model.state_dict())
+    if wrong:
+        raise ValueError(
+            f"{type(model).__name__} decides by its number what a block is made of, so its config cannot describe the blocks that are left; "
+            f"differing when rebuilt: {', '.join(wrong[:4])}. Models whose blocks are alike, or listed in layer_types, work"
+        )
 
 
 def _cut_config(config: Any, kept: list[int], before: int) -> None:
@@ -140,20 +156,6 @@ def _cut_config(config: Any, kept: list[int], before: int) -> None:
         elif "layer" in key and isinstance(value, list) and len(value) == before:
             setattr(config, key, [value[index] for index in kept])
     config.num_hidden_layers = len(kept)
-
-
-def _require_rebuildable(model: PreTrainedModel) -> None:
-    """Build the model again from its config, without memory, and compare: what differs would be lost or random when it is reopened."""
-    with torch.device("meta"):
-        rebuilt = AutoModelForCausalLM.from_config(model.config)
-    mine = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    theirs = {name: tensor.shape for name, tensor in rebuilt.state_dict().items()}
-    differing = sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
-    if differing:
-        raise ValueError(
-            f"{type(model).__name__} decides by its number what a block is made of, so its config cannot describe the blocks that are left; "
-            f"differing when rebuilt: {', '.join(differing[:4])}. Models whose blocks are alike, or listed in layer_types, work"
-        )
 
 
 def _cosine(a: Float[Tensor, "tokens hidden"], b: Float[Tensor, "tokens hidden"]) -> Float64[Tensor, "tokens"]:
@@ -190,13 +192,13 @@ def _stream(
         if real is not None:
             mask = real[at : at + BATCH].to(device)
             arguments = {"attention_mask": mask.long(), "position_ids": (mask.long().cumsum(dim=1) - 1).clamp(min=0)}
-        with _residuals(model) as states:
+        with residuals(model) as states:
             model.base_model(input_ids=ids, use_cache=False, **arguments)
             take(states, mask)
 
 
 @contextmanager
-def _residuals(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+def residuals(model: PreTrainedModel) -> Iterator[list[Tensor]]:
     """Collect the residual stream before each block and after the last, during one forward."""
     states: list[Tensor] = []
 

@@ -1,0 +1,56 @@
+"""A pruned model must be what its config says: checking that, and making a model anew from a config and the weights that are left.
+
+Not here: which weights are left (``depth.py``, ``width.py``, ``experts.py``).
+"""
+
+from collections.abc import Mapping
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from assay.ops.models import structure
+from assay.ops.models.dense import quiet
+
+
+def differing(config: PreTrainedConfig, state: Mapping[str, Tensor]) -> list[str]:
+    """The weights that a model of this config lacks, has beside those of ``state``, or has in another shape: they would be lost or random when reopened.
+
+    The model is built without memory.
+    """
+    with torch.device("meta"):
+        rebuilt = AutoModelForCausalLM.from_config(deepcopy(config))
+    mine = {name: tensor.shape for name, tensor in state.items()}
+    theirs = {name: tensor.shape for name, tensor in rebuilt.state_dict().items()}
+    return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+
+
+def become(model: PreTrainedModel, config: PreTrainedConfig, state: Mapping[str, Tensor]) -> None:
+    """Turn ``model``, in place, into the one that ``config`` describes, with the weights of ``state``: every size that a module keeps is then right.
+
+    Weights of unchanged shape are shared, not copied. Hooks are dropped; the generation config stays.
+
+    Raises:
+        ValueError: before anything changes: ``state`` does not fit ``config``, or the config ties a head that is not tied, or the reverse.
+    """
+    wrong = differing(config, state)
+    if wrong:
+        raise ValueError(
+            f"{type(model).__name__} cannot be described by its config once it is cut; differing when rebuilt: {', '.join(wrong[:4])}. "
+            "Models whose blocks are alike work"
+        )
+    tied = structure.is_tied(model)
+    with quiet():
+        new = type(model).from_pretrained(
+            None, config=config, state_dict=dict(state), dtype=model.dtype, attn_implementation=model.config._attn_implementation
+        )
+    if structure.is_tied(new) != tied:
+        raise ValueError(
+            f"the head of {type(model).__name__} is {'tied' if tied else 'not tied'} in memory, and its config says the opposite; "
+            "one of the two was expected to be changed with the other (structure.untie does both)"
+        )
+    new.generation_config = model.generation_config
+    new.to(model.device).train(model.training)  # type: ignore[arg-type]
+    vars(model).clear()
+    vars(model).update(vars(new))
