@@ -9,20 +9,22 @@ from assay.schemas.experiment import LARGEST_GRID, Experiment, ExperimentFile, O
 from assay.schemas.explain import unknown
 from assay.schemas.graph import RESERVED
 from assay.schemas.protocols import METRICS, Acceptance, Speculation, Speed, suite_of
-from assay.schemas.pruning import PruneDepth
-from assay.schemas.rounding import BLOCK, GROUPS, Quantize, Rotate, Smooth
+from assay.schemas.pruning import PruneDepth, PruneExperts, PruneWeights, PruneWidth
+from assay.schemas.rounding import Quantize, Rotate
 from assay.schemas.spec import canonical_json
-from assay.schemas.steps import RUNTIME_STEPS, Draft, Step
+from assay.schemas.steps import RUNTIME_STEPS, Draft, RuntimeStep, Step, WeightStep
+from assay.schemas.training import Distill
+from assay.schemas.widths import left, unfit
 from assay.schemas.yaml import Path_, Problem
 
 Point = tuple[str, ...]
 Points = tuple[Point, ...]
 Placed = list[tuple[Path_, Step]]  # the steps of a variant, each with its place in the file
 
+PRUNING = PruneDepth | PruneWidth | PruneExperts | PruneWeights
 RUNTIME_KINDS = frozenset(step.model_fields["kind"].default for step in RUNTIME_STEPS)
 SPEAKING = (Acceptance, Speed, Speculation)  # protocols that decode with a draft
 LARGEST_PRODUCT = 20_000  # points before `exclude`; more are not even listed
-VECTOR = 8  # weights that e8 and additive round at once
 LONGEST_SLUG = 200  # characters; a slug becomes part of a file name
 
 # Columns that every experiment's view has: an axis of that name would hide one.
@@ -36,7 +38,7 @@ def judge(experiment: Experiment, parsed: ExperimentFile, reserved: frozenset[st
     points, problems = _grid(experiment, parsed)
     problems += _names(experiment, reserved)
     problems += _options(experiment)
-    problems += _orders(experiment, points)
+    problems += _orders(experiment, points, {problem.path for problem in problems})
     if not problems:
         problems += _slugs(experiment, points)
     problems += _drafts(experiment)
@@ -118,80 +120,20 @@ def _pattern(experiment: Experiment, path: Path_, pattern: Mapping[str, str | li
 
 
 def _options(experiment: Experiment) -> Iterator[Problem]:
-    """Each step against the shape of the base."""
-    shape = experiment.base.shape
-    if shape is None:
-        return
+    """The steps of each option against the shape of the base."""
     for axis, options in experiment.axes.items():
         for option, steps in options.items():
+            shape = experiment.base.shape
             for index, step in enumerate(steps):
                 path = ("axes", axis, option, index)
-                if isinstance(step, Quantize | Smooth):
-                    yield from _widths(path, step, shape)
-                if isinstance(step, PruneDepth) and step.layers >= shape.layers:
-                    yield Problem((*path, "layers"), f"removes {step.layers} of the {shape.layers} layers", f"at most {shape.layers - 1}")
                 if isinstance(step, Draft) and step.distill and step.distill.quantize:
                     other = experiment.draft_bases[step.base].shape if step.base and step.base in experiment.draft_bases else None
-                    yield from _widths((*path, "distill", "quantize"), step.distill.quantize, other or shape)
-
-
-def _widths(path: Path_, step: Quantize | Smooth, shape: Shape) -> Iterator[Problem]:
-    """A group, a block or a vector that does not divide a layer."""
-    widths = {
-        "q_proj, k_proj, v_proj, gate_proj and up_proj": shape.hidden_size,
-        "o_proj": shape.heads * shape.head_dim,
-        "down_proj": shape.intermediate_size,
-    }
-
-    def uneven(size: object, sizes: Mapping[str, int] = widths, what: str = "columns") -> list[str]:
-        return [f"{number} {what} of {name}" for name, number in sizes.items() if isinstance(size, int) and number % size]  # -1 divides all
-
-    size, mixed = step.group_size, step.mixed if isinstance(step, Quantize) else None
-    if mixed is not None:
-        sizes = {name: size if name.startswith("int") else GROUPS[name] for name in mixed.formats}
-        name = next((name for name, each in sizes.items() if uneven(each)), None)
-        if name is not None:
-            message = f"{name} has groups of {sizes[name]}, which do not divide the {uneven(sizes[name])[0]}"
-            yield Problem((*path, "mixed", "formats"), message, "leave it out, or say another group_size for integers")
-    elif step.method in ("e8", "additive"):
-        if uneven(VECTOR):
-            message = f"{step.method} rounds {VECTOR} weights at once, which do not divide the {uneven(VECTOR)[0]}"
-            yield Problem((*path, "method"), message, "rtn and gptq take any width")
-    elif size == "block":
-        bad = uneven(BLOCK) + uneven(BLOCK, _rows(step, shape), "rows")
-        if bad:
-            yield Problem((*path, "group_size"), f"blocks of {BLOCK} do not divide the {bad[0]}", "-1, which is one scale a row, would")
-    elif step.method != "smoothquant" and uneven(size):
-        fitting = [str(each) for each in (32, 64, 128, 256, 512) if not uneven(each)]
-        remedy = f"{' or '.join(fitting) or 'none of the usual sizes'} would, and -1 is one group a row"
-        yield Problem((*path, "group_size"), f"{size} does not divide the {uneven(size)[0]}", remedy)
-    if isinstance(step, Quantize):
-        yield from _ends(path, step, shape)
-
-
-def _rows(step: Quantize | Smooth, shape: Shape) -> dict[str, int]:
-    """The rows of what is rounded."""
-    rows = {
-        "q_proj": shape.heads * shape.head_dim,
-        "k_proj and v_proj": shape.kv_heads * shape.head_dim,
-        "gate_proj and up_proj": shape.intermediate_size,
-        "o_proj and down_proj": shape.hidden_size,
-    }
-    if isinstance(step, Quantize) and (step.embeddings, step.head) != ("skip", "skip"):
-        rows["embedding and head"] = shape.vocab_size
-    return rows
-
-
-def _ends(path: Path_, step: Quantize, shape: Shape) -> Iterator[Problem]:
-    """What is asked of embedding and head, against whether they are one tensor."""
-    if shape.tied and step.head == "quantize" and step.embeddings == "skip":
-        message = "the head of this base is its embedding, which is skipped"
-        yield Problem((*path, "head"), message, "say embeddings: quantize too, or head: untie")
-    if shape.tied and step.embeddings == "quantize" and step.head == "skip":
-        message = "the embedding of this base is its head, which is skipped"
-        yield Problem((*path, "embeddings"), message, "say head: quantize too, or head: untie")
-    if not shape.tied and step.head == "untie":
-        yield Problem((*path, "head"), "the head of this base is not tied", "say head: quantize")
+                    if other or shape:
+                        yield from unfit((*path, "distill", "quantize"), step.distill.quantize, other or shape)  # type: ignore[arg-type]
+                elif shape is not None and not isinstance(step, RuntimeStep):
+                    found = _unfit_after(path, step, shape, experiment.base.shape)
+                    yield from found
+                    shape = None if found else left(step, shape)
 
 
 # --- the order of steps in a variant ---------------------------------------------------------------------------------------------------------
@@ -202,31 +144,43 @@ def _placed(experiment: Experiment, point: Point) -> Placed:
     return [(("axes", axis, option, index), step) for axis, option in chosen for index, step in enumerate(experiment.axes[axis][option])]
 
 
-def _orders(experiment: Experiment, points: Points) -> list[Problem]:
+def _orders(experiment: Experiment, points: Points, known: set[Path_]) -> list[Problem]:
     """What is impossible in the order of a variant's steps, once a place, however many variants have it."""
     found: dict[Path_, Problem] = {}
     for point in points:
         for problem in _order(experiment, _placed(experiment, point)):
-            found.setdefault(problem.path, problem)
+            if problem.path not in known:
+                found.setdefault(problem.path, problem)
     return list(found.values())
 
 
 def _order(experiment: Experiment, placed: Placed) -> Iterator[Problem]:
-    layers = experiment.base.shape.layers if experiment.base.shape else None
-    removed = 0
-    before: list[str] = []
+    """Each step after those before it: their kinds, and the shape that they leave."""
+    start = shape = experiment.base.shape
+    before: list[Step] = []
     for path, step in placed:
-        problem = _after(path, step, before)
-        before.append(step.kind)
-        if isinstance(step, Draft) and step.early_exit is not None and layers is not None and removed < layers and problem is None:
-            problem = _early(path, step.early_exit, layers - removed)
-        if isinstance(step, PruneDepth) and layers is not None and step.layers < layers:
-            removed += step.layers
-            if removed >= layers and problem is None:
-                message = f"removes {removed} of the {layers} layers with the steps before it"
-                problem = Problem((*path, "layers"), message, f"at most {layers - 1} together, or exclude the combination from the grid")
+        problem = _after(path, step, [each.kind for each in before])
         if problem:
             yield problem
+        elif isinstance(step, RuntimeStep):
+            if isinstance(step, Draft) and step.early_exit is not None and shape is not None:
+                problem = _early(path, step.early_exit, shape.layers)
+                if problem:
+                    yield problem
+        elif shape is not None:
+            bad = _unfit_after(path, step, shape, start)
+            yield from bad
+            shape = None if bad else left(step, shape)
+        before.append(step)
+
+
+def _unfit_after(path: Path_, step: WeightStep, shape: Shape, start: Shape | None) -> list[Problem]:
+    """What of ``step`` does not fit ``shape``, which the steps before it made of ``start``."""
+    found = list(unfit(path, step, shape))
+    if shape == start:
+        return found
+    more = ", or exclude the combination from the grid"
+    return [Problem(each.path, f"{each.message}, after the steps before it", f"{each.remedy}{more}") for each in found]
 
 
 def _early(path: Path_, kept: int, layers: int) -> Problem | None:
@@ -253,10 +207,16 @@ def _after(path: Path_, step: Step, before: list[str]) -> Problem | None:
     if runtime:
         message = f"{step.kind} after {runtime}, but weights are changed before it is said how they run"
         return Problem(path, message, f"move the axis of {step.kind} before that of {runtime}")
-    if isinstance(step, PruneDepth) and "rotate" in before:
+    if "rotate" in before and isinstance(step, PRUNING | Distill):
         return Problem(
-            path, "prune_depth after rotate, but blocks are scored as they were", "move the axis of prune_depth before that of rotate"
+            path, f"{step.kind} after rotate, but it reads channels as they were", f"move the axis of {step.kind} before that of rotate"
         )
+    if "prune_weights" in before and isinstance(step, PruneWidth | PruneExperts | Rotate):
+        return Problem(
+            path, f"{step.kind} after prune_weights, whose zeros it would move or fill", "move the axis of prune_weights after it"
+        )
+    if "prune_weights" in before and isinstance(step, Quantize) and step.method in ("e8", "additive"):
+        return Problem(path, f"{step.method} after prune_weights, whose zeros it would fill", "rtn, gptq and hqq keep zeros")
     if isinstance(step, Rotate) and "rotate" in before:
         return Problem(path, "a second rotate step in one variant", "keep one, or exclude the combination")
     if "quantize" in before:

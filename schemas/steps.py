@@ -7,10 +7,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from assay.schemas.pruning import PruneDepth
+from assay.schemas.pruning import PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.spec import BaseName, Name, Spec
-from assay.schemas.training import DraftDistill
+from assay.schemas.training import Distill, DraftDistill
 
 
 class Kv(Spec):
@@ -79,7 +79,7 @@ class Draft(Spec):
         return DraftModel(early_exit=self.early_exit, distill=self.distill)
 
 
-WeightStep = PruneDepth | Smooth | Rotate | Quantize
+WeightStep = PruneDepth | PruneWidth | PruneExperts | PruneWeights | Distill | Smooth | Rotate | Quantize
 RuntimeStep = Kv | Draft
 Step = Annotated[WeightStep | RuntimeStep, Field(discriminator="kind")]
 

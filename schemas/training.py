@@ -1,4 +1,4 @@
-"""Steps that train: distillation toward the base, and of a draft toward its target. Not here: how (``ops/train``)."""
+"""Steps that train: recovery toward the base, and of a draft toward its target. Not here: how (``ops/train``)."""
 
 from typing import Literal
 
@@ -8,14 +8,13 @@ from assay.schemas.rounding import Quantize
 from assay.schemas.spec import Spec
 from assay.schemas.texts import Text
 
+Divergence = Literal["forward_kl", "reverse_kl", "total_variation", "jensen_shannon"]
 
-class DraftDistill(Spec):
-    """Train a draft toward its target, on text, on its own samples, or both (DistillSpec). A step reads ``batch`` rows of ``length`` tokens."""
 
-    loss: Literal["forward_kl", "reverse_kl", "total_variation", "jensen_shannon"] = Field(
-        default="forward_kl", description="named (teacher, student); total variation is one minus the acceptance rate"
-    )
-    on_policy_pct: int = Field(default=0, ge=0, le=100, description="percent of the rows that go on with the draft's own samples")
+class Training(Spec):
+    """What every run is said by. A step reads ``batch`` rows of ``length`` tokens."""
+
+    on_policy_pct: int = Field(default=0, ge=0, le=100, description="percent of the rows that go on with the student's own samples")
     tokens: int = Field(ge=1, le=1_000_000_000_000, description="positions trained on; whole steps, so rounded up")
     batch: int = Field(default=8, ge=1, le=4096, description="rows a step")
     length: int = Field(default=256, ge=16, le=131_072, description="tokens in a row")
@@ -23,6 +22,12 @@ class DraftDistill(Spec):
     temperature: float = Field(default=1.0, gt=0, le=100, description="above 0; of both distributions in the loss")
     warmup_pct: int = Field(default=5, ge=0, le=90, description="percent of the steps in which the learning rate rises")
     text: Text = Text(name="wikipedia_train")
+
+
+class DraftDistill(Training):
+    """Train a draft toward its target, on text, on its own samples, or both (DistillSpec)."""
+
+    loss: Divergence = Field(default="forward_kl", description="named (teacher, student); total variation is one minus the acceptance rate")
     quantize: Quantize | None = Field(
         default=None, description="how the draft is rounded after training, a quantize step that looks at no text"
     )
@@ -33,4 +38,61 @@ class DraftDistill(Spec):
             raise ValueError(
                 f"quantize by {self.quantize.method}, which looks at text; a draft is rounded by rtn or hqq with a range of the weights alone"
             )
+        return self
+
+
+class Lora(Spec):
+    """Train low-rank adapters of the blocks' linear layers alone, and merge them at the end."""
+
+    rank: int = Field(ge=1, le=4096)
+    alpha: int = Field(default=16, ge=1, le=65_536, description="the adapters' product counts alpha / rank times")
+
+
+class Distill(Training):
+    """Train the weights as they are by now toward the base, on text, on the student's own samples, or both. Zeros that pruning made stay zero."""
+
+    kind: Literal["distill"] = "distill"
+    loss: Divergence | Literal["cross_entropy"] = Field(
+        default="forward_kl", description="named (teacher, student); cross_entropy knows no teacher and is the control"
+    )
+    beta_pct: int = Field(default=50, ge=0, le=100, description="jensen_shannon: the teacher's weight in the mixture")
+    cross_entropy_pct: int = Field(default=0, ge=0, le=99, description="percent of the loss that is cross-entropy beside the divergence")
+    hidden_pct: int = Field(
+        default=0,
+        ge=0,
+        le=10_000,
+        description="the weight of the distance of hidden states, percent of the loss: each block that is left against the one that it was",
+    )
+    teacher: Literal["model", "states", "top_k"] = Field(
+        default="states",
+        description="run beside the student, its final states from the cache, or its likeliest tokens from the cache (biased)",
+    )
+    top_k: int | None = Field(default=None, ge=1, le=100_000, description="teacher: top_k: how many tokens a position keeps")
+    lora: Lora | None = None
+
+    @model_validator(mode="after")
+    def fitting(self) -> "Distill":
+        if self.beta_pct != 50 and self.loss != "jensen_shannon":
+            raise ValueError(f"beta_pct with loss: {self.loss}; only jensen_shannon mixes")
+        if (self.top_k is None) == (self.teacher == "top_k"):
+            raise ValueError(f"top_k {'is needed with' if self.top_k is None else 'without'} teacher: top_k")
+        needs = [name for name in ("on_policy_pct", "hidden_pct") if getattr(self, name)]
+        if needs and self.teacher != "model" and self.loss != "cross_entropy":
+            raise ValueError(f"{needs[0]} needs the teacher itself beside the student; say teacher: model")
+        if self.loss == "cross_entropy":
+            given = [
+                name
+                for name, usual in (
+                    ("on_policy_pct", 0),
+                    ("cross_entropy_pct", 0),
+                    ("hidden_pct", 0),
+                    ("temperature", 1.0),
+                    ("teacher", "states"),
+                )
+                if getattr(self, name) != usual
+            ]
+            if given:
+                raise ValueError(f"{given[0]} with loss: cross_entropy, which knows no teacher and no samples; leave it out")
+        if self.teacher == "top_k" and self.loss != "forward_kl":
+            raise ValueError(f"teacher: top_k with loss: {self.loss}; what is kept of the teacher allows forward_kl alone")
         return self

@@ -12,6 +12,7 @@ from assay.schemas.load import ExperimentError, parse_experiment
 from assay.schemas.rounding import Gptq, Inputs, Mixed, Quantize, Rotate, Smooth
 from assay.schemas.spec import canonical_json
 from assay.schemas.texts import Calibration
+from assay.schemas.training import DraftDistill
 from assay.schemas.yaml import spell
 
 INT8 = {"format": "int8"}
@@ -96,7 +97,7 @@ def test_a_quantize_step_that_cannot_be_is_refused_with_what_would(name):
         (Rotate, {"steps": 41}, "steps with method: hadamard, which learns nothing"),
         (Rotate, {"method": "spinquant", "inputs": {**INT8, "per": "tensor"}}, "inputs per tensor, whose range changes with every turn"),
         (Rotate, {"online": ("up",)}, "'down', 'o' or 'qk'"),
-        (Distill, {"tokens": 10, "quantize": {"method": "gptq", "format": "int4"}}, "quantize by gptq, which looks at text; .* rtn or hqq"),
+        (DraftDistill, {"tokens": 10, "quantize": {"method": "gptq", "format": "int4"}}, "quantize by gptq, which looks at text; .* rtn or hqq"),
     ],
 )  # fmt: skip
 def test_other_steps_that_cannot_be_are_refused_with_what_would(kind, given_, said):
