@@ -17,6 +17,14 @@ class Batch(NamedTuple):
 
     ids: Int64[Tensor, "rows length"]
     real: Bool[Tensor, "rows length"]
+    text: Bool[Tensor, " rows"]  # False where a model wrote the row
+    numbers: Int64[Tensor, " rows"]  # of the window that a row is, or began as
+
+
+def batch_of(windows: Int64[Tensor, "windows length"], numbers: Int64[Tensor, " rows"], device: torch.device | str = "cpu") -> Batch:
+    """The numbered windows, whole."""
+    ids = windows[numbers.to(windows.device)].to(device)
+    return Batch(ids, torch.ones_like(ids, dtype=torch.bool), torch.ones(len(ids), dtype=torch.bool, device=device), numbers)
 
 
 def packed(ids: Int64[Tensor, " tokens"], length: int) -> Int64[Tensor, "windows length"]:
@@ -66,7 +74,7 @@ def split(batch: Batch, tokens: int) -> list[Batch]:
     """The batch in parts of at most ``tokens`` positions (but at least one row each), as even as whole rows allow."""
     rows, length = batch.ids.shape
     parts = -(-rows // max(1, tokens // length))
-    return [Batch(ids, real) for ids, real in zip(batch.ids.tensor_split(parts), batch.real.tensor_split(parts), strict=True)]
+    return [Batch(*part) for part in zip(*(each.tensor_split(parts) for each in batch), strict=True)]
 
 
 def seed_of(*parts: int | str) -> int:

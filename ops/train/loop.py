@@ -18,6 +18,7 @@ from assay.ops.train import state as states
 from assay.ops.train.batches import seed_of
 
 B = TypeVar("B")
+SLACK_NATS = 0.1  # a rise by less is no divergence, however low the lowest loss was
 
 
 class Loss(NamedTuple):
@@ -42,6 +43,9 @@ class Settings(NamedTuple):
     evaluate_every: int = 100  # steps; a multiple of record_every
     save_seconds: float = 120.0  # between states
     seed: int = 0
+    stop_above: float | None = (
+        None  # times the lowest loss of the curve so far: a point above it, after the warm-up, ends the run; never when None
+    )
 
 
 class Point(NamedTuple):
@@ -70,7 +74,7 @@ class Progress(NamedTuple):
 
 
 class DivergedError(ValueError):
-    """A loss or a gradient that is not finite."""
+    """A loss or a gradient that is not finite, or a loss that rose too far."""
 
 
 def learning_rate(step: int, settings: Settings) -> float:
@@ -87,6 +91,7 @@ def train(
     objective: Callable[[B], Loss],
     settings: Settings,
     *,
+    zeros: Mapping[str, Tensor] | None = None,
     evaluate: Callable[[], Mapping[str, float]] | None = None,
     state: Path | None = None,
     run: Mapping[str, Any] | None = None,
@@ -100,6 +105,8 @@ def train(
         batches: the parts of a step, by its number from 0; their gradients are added up. It may use the model (samples of the student), and the
             global random state, which is seeded before each step and put back after it.
         objective: of one part.
+        zeros: by the name of a trained parameter, True where it is zero and stays so: neither its gradient, which counts for no norm, nor decay or
+            moments move it.
         evaluate: metrics of the model as it is; called before the first step, every ``evaluate_every`` steps, and after the last.
         state: a directory in which states are kept; when there is one, the run goes on from it, whatever weights ``model`` came with.
         run: what else the run is (JSON): a state that was saved with something else is refused.
@@ -107,13 +114,15 @@ def train(
     Returns:
         The curve, the first point before any training; the model is left in evaluation mode.
     Raises:
-        DivergedError: a loss or gradient is not finite; says at which step, and what would help. The last state stays.
-        ValueError: nothing is trained, a trained weight is not float32, impossible settings, a part without tokens in all of a step, or a
-            state of another run.
+        DivergedError: a loss or gradient is not finite, or ``settings.stop_above`` was passed; says at which step, and what would help. The last
+            state stays.
+        ValueError: nothing is trained, a trained weight is not float32, weights in ``zeros`` that are not zero, impossible settings, a part without
+            tokens in all of a step, or a state of another run.
     """
     _check(settings)
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     _check_parameters(model, parameters)
+    masks = _masks(parameters, zeros or {})
     optimizer = _optimizer(parameters, settings)
     identity = {"settings": settings._replace(save_seconds=0.0)._asdict(), **(run or {})}
     device = next(iter(parameters.values())).device
@@ -135,17 +144,22 @@ def train(
         model.train()
         with _seeded(seed_of(settings.seed, "step", step), device):
             total, count = _accumulate(batches(step), objective)
+        for parameter, mask in masks:
+            if parameter.grad is not None:
+                parameter.grad.masked_fill_(mask, 0)
         norm = _scale_gradients(parameters.values(), count, settings.clip) if count else math.nan
         last = held[0] / held[1] if held[1] else next((point.loss for point in reversed(points) if point.loss is not None), None)
         _require_finite(total, norm, count, step, rate, last, settings)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        _keep_zero(masks)
         tokens, held = tokens + count, [held[0] + total, held[1] + count]
         spent, seen, done = spent + time.monotonic() - started, seen + count, step + 1
         if done % settings.record_every == 0 or done == settings.steps:
             due = done % settings.evaluate_every == 0 or done == settings.steps
             points.append(Point(done, tokens, held[0] / held[1], rate, norm, _evaluated(model, evaluate) if due else {}))
             held = [0.0, 0]
+            _require_low(points, settings)
         if state is not None and done < settings.steps and time.monotonic() - saved >= settings.save_seconds:
             facts = {"run": identity, "step": done, "tokens": tokens, "held": held, "points": [point._asdict() for point in points]}
             states.save(state, done, _state_of(parameters, optimizer), facts)
@@ -153,6 +167,7 @@ def train(
         if progress is not None:
             progress(Progress(done, settings.steps, tokens, total / count, seen / spent, (settings.steps - done) * spent / (done - begin)))
     model.eval()
+    assert not any(parameter.detach()[mask].any() for parameter, mask in masks)
     return points
 
 
@@ -163,6 +178,8 @@ def _check(settings: Settings) -> None:
         )
     if not (0 < settings.learning_rate < math.inf and 0 < settings.clip < math.inf):
         raise ValueError(f"learning_rate={settings.learning_rate} and clip={settings.clip}; finite numbers above 0 were expected")
+    if settings.stop_above is not None and not settings.stop_above > 1:
+        raise ValueError(f"stop_above={settings.stop_above} times the lowest loss; a factor above 1 was expected, or none")
     if settings.record_every < 1 or settings.evaluate_every % settings.record_every:
         raise ValueError(
             f"evaluate_every={settings.evaluate_every} is no multiple of record_every={settings.record_every}, so evaluations would fall between points"
@@ -177,6 +194,29 @@ def _check_parameters(model: nn.Module, parameters: Mapping[str, nn.Parameter]) 
         raise ValueError(
             f"{narrow} is {parameters[narrow].dtype}, in which small updates are rounded away; train float32 weights and save them in another dtype after"
         )
+
+
+def _masks(parameters: Mapping[str, nn.Parameter], zeros: Mapping[str, Tensor]) -> list[tuple[nn.Parameter, Tensor]]:
+    """Each trained parameter that has weights to stay zero, and where they are."""
+    for name, mask in zeros.items():
+        if name not in parameters:
+            raise ValueError(
+                f"zeros are to stay in {name}, which is not trained here; names of trained parameters were expected, such as {next(iter(parameters))}"
+            )
+        if mask.dtype != torch.bool or mask.shape != parameters[name].shape:
+            raise ValueError(
+                f"the zeros of {name} are {mask.dtype} {list(mask.shape)}; a bool for each of its {list(parameters[name].shape)} weights was expected"
+            )
+        others = int((parameters[name].detach()[mask.to(parameters[name].device)] != 0).sum())
+        if others:
+            raise ValueError(f"{others:,} of the {int(mask.sum()):,} weights of {name} that are to stay zero are not zero; prune it first")
+    return [(parameters[name], mask.to(parameters[name].device)) for name, mask in zeros.items()]
+
+
+@torch.no_grad()
+def _keep_zero(masks: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
+    for parameter, mask in masks:
+        parameter.masked_fill_(mask, 0)
 
 
 def _optimizer(parameters: Mapping[str, nn.Parameter], settings: Settings) -> torch.optim.AdamW:
@@ -220,6 +260,19 @@ def _require_finite(total: float, norm: float, tokens: int, step: int, rate: flo
         f"training diverged at step {step + 1} of {settings.steps}: {what}, {before}, at a learning rate of {rate:.3g}; finite numbers were expected. "
         f"A lower learning rate than {settings.learning_rate:.3g}, a longer warm-up than {settings.warmup_steps} steps, or weights that are finite to "
         "begin with would work"
+    )
+
+
+def _require_low(points: Sequence[Point], settings: Settings) -> None:
+    """Refuse to go on when the last point is far above the lowest before it."""
+    losses = [point.loss for point in points if point.loss is not None]
+    step, lowest = points[-1].step, min(losses)
+    if settings.stop_above is None or step <= settings.warmup_steps or losses[-1] <= settings.stop_above * lowest + SLACK_NATS:
+        return
+    raise DivergedError(
+        f"training diverged by step {step} of {settings.steps}: the loss rose to {losses[-1]:.4g} from {lowest:.4g}, and at most {settings.stop_above:g} "
+        f"times that was expected. A lower learning rate than {settings.learning_rate:.3g}, or a longer warm-up than {settings.warmup_steps} steps, "
+        "would work"
     )
 
 

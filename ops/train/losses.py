@@ -1,7 +1,7 @@
 """How far a student's next-token distributions are from a teacher's, as losses: by token, and summed over many tokens in bounded memory.
 
 Each divergence is named with its direction, takes (teacher, student), and gives nats a token: the sum over the vocabulary, never its mean.
-Averages over real tokens are taken by whoever knows how many there are (``loop.py``). Not here: where hidden states come from (``draft.py``).
+Averages over real tokens are taken by whoever knows how many there are (``loop.py``). Not here: where hidden states come from (``recover.py``).
 """
 
 import math
@@ -153,10 +153,15 @@ def distillation_sum(
 
 
 def cross_entropy_sum(
-    targets: Int64[Tensor, " tokens"], student: Float[Tensor, "tokens width"], student_head: Head, *, chunk: int = CHUNK
+    targets: Int64[Tensor, " tokens"],
+    student: Float[Tensor, "tokens width"],
+    student_head: Head,
+    *,
+    vocabulary: int | None = None,
+    chunk: int = CHUNK,
 ) -> Float[Tensor, ""]:
-    """The sum of :func:`cross_entropy` over tokens, from final hidden states."""
-    return chunked_sum(student, student_head, lambda part: targets[part], cross_entropy, chunk=chunk)
+    """The sum of :func:`cross_entropy` over tokens, from final hidden states; ``vocabulary`` as in :func:`distillation_sum`."""
+    return chunked_sum(student, student_head, lambda part: targets[part], cross_entropy, vocabulary=vocabulary, chunk=chunk)
 
 
 def chunked_sum(

@@ -47,8 +47,9 @@ def test_marked_rows_worked_by_hand_and_impossible_shares():
 @given(rows=st.integers(1, 20), length=st.integers(1, 8), tokens=st.integers(1, 64))
 def test_parts_hold_every_row_once_and_no_more_tokens_than_allowed(rows, length, tokens):
     ids = torch.arange(rows * length).reshape(rows, length)
-    parts = split(Batch(ids, ids % 2 == 0), tokens)
-    assert torch.equal(torch.cat([part.ids for part in parts]), ids) and torch.equal(torch.cat([part.real for part in parts]), ids % 2 == 0)
+    whole = Batch(ids, ids % 2 == 0, torch.arange(rows) % 3 == 0, torch.arange(rows))
+    parts = split(whole, tokens)
+    assert all(torch.equal(torch.cat(found), each) for found, each in zip(zip(*parts, strict=True), whole, strict=True))
     assert all(part.ids.numel() <= max(tokens, length) for part in parts)
     assert max(len(part.ids) for part in parts) - min(len(part.ids) for part in parts) <= 1
 

@@ -7,17 +7,8 @@ import pytest
 import torch
 
 from assay.ops.models.early_exit import early_exit
-from assay.ops.train import draft
-from assay.ops.train.draft import (
-    default_sampler,
-    distill,
-    eos_of,
-    final_states,
-    overlap_with,
-    require_same_tokens,
-    sample_with_cache,
-    until_end,
-)
+from assay.ops.train import passes, recover
+from assay.ops.train.draft import distill, eos_of, require_same_tokens
 from assay.ops.train.loop import Settings
 
 EVERY = ["forward_kl", "reverse_kl", "total_variation", "jensen_shannon"]
@@ -46,18 +37,6 @@ def test_in_a_few_dozen_steps_the_loss_falls_and_the_overlap_rises(loss, teacher
     assert json.loads(json.dumps([point._asdict() for point in points], allow_nan=False))
 
 
-def test_the_overlap_is_the_sum_of_the_smaller_probability(teacher, student, text):
-    held_out = text(5, seed=2)
-    with torch.no_grad():
-        p, q = (model(held_out).logits[:, :-1].double().softmax(-1) for model in (teacher, student))
-    found = overlap_with(teacher, held_out)(student)
-    assert found.overlap == pytest.approx(torch.minimum(p, q).sum(-1).mean().item(), abs=1e-6)
-    assert found.kl_nats == pytest.approx((p * (p / q).log()).sum(-1).mean().item(), rel=1e-4)
-    assert found.top1_agreement == pytest.approx((p.argmax(-1) == q.argmax(-1)).double().mean().item())
-    itself = overlap_with(teacher, held_out)(teacher)
-    assert itself == pytest.approx((1, 0, 1), abs=1e-6)
-
-
 def test_the_loss_of_a_step_is_the_mean_over_every_position(teacher, student, text):
     windows = text(4)
     with torch.no_grad():
@@ -72,7 +51,7 @@ def test_a_batch_larger_than_a_forward_is_accumulated_to_the_same_step(teacher, 
     settings = FEW._replace(steps=3, warmup_steps=0)
     other = copy.deepcopy(student)
     whole = distill(student, teacher, text(24), text(4, seed=1), settings=settings)
-    monkeypatch.setattr(draft, "FORWARD_TOKENS", 50)  # two rows of 24
+    monkeypatch.setattr(passes, "FORWARD_TOKENS", 50)  # two rows of 24
     parts = distill(other, teacher, text(24), text(4, seed=1), settings=settings)
     assert parts[-1].loss == pytest.approx(whole[-1].loss, rel=1e-4)
     for mine, theirs in zip(student.parameters(), other.parameters(), strict=True):
@@ -112,7 +91,7 @@ def test_the_share_of_rows_that_the_student_writes_is_the_declared_one(pct, rows
 def test_the_student_goes_on_from_beginnings_of_the_text_and_learns_where_it_went(teacher, student, text, monkeypatch):
     windows = text(6)
     batches = []
-    monkeypatch.setattr(draft, "split", lambda batch, tokens: batches.append(batch) or [batch])
+    monkeypatch.setattr(recover, "split", lambda batch, tokens: batches.append(batch) or [batch])
     settings = FEW._replace(steps=2, warmup_steps=0)
     distill(student, teacher, windows, text(2, seed=1), on_policy_pct=50, rows=4, settings=settings)
     assert len(batches) == 2
@@ -120,16 +99,6 @@ def test_the_student_goes_on_from_beginnings_of_the_text_and_learns_where_it_wen
         whole = [(row == windows).all(dim=1).any().item() for row in batch.ids]
         begun = [(row[:6] == windows[:, :6]).all(dim=1).any().item() for row in batch.ids]
         assert whole == [True, False, True, False] and all(begun)  # the first quarter of 24 tokens is kept
-
-
-def test_after_a_sampled_end_nothing_counts_and_an_end_in_the_text_ends_nothing():
-    ids = torch.tensor([[5, 2, 6, 7, 2, 8], [5, 6, 7, 8, 9, 10], [5, 6, 2, 2, 9, 10]])
-    assert until_end(ids, 2, {2, 99}).tolist() == [
-        [True, True, True, True, False, False],
-        [True, True, True, True, True, True],
-        [True, True, False, False, False, False],
-    ]
-    assert until_end(ids, 2, frozenset()).all()
 
 
 def test_what_follows_a_sampled_end_changes_nothing(teacher, student, text):
@@ -224,37 +193,7 @@ def test_different_tokenizers_are_refused_and_the_same_tokens_are_not(save_check
         require_same_tokens(one, other)
 
 
-# --- samples ---------------------------------------------------------------------------------------------------------------------------------
-
-
-def test_samples_follow_the_models_own_distribution(teacher):
-    """The first sampled token of 4,000 rows against its probabilities: χ² with as many degrees of freedom as there are likely ids."""
-    prompts = torch.tensor([[5, 9, 17]]).expand(4000, -1)
-    found = sample_with_cache(teacher, prompts, 1, torch.Generator().manual_seed(0))
-    assert found.shape == (4000, 4) and torch.equal(found[:, :3], prompts)
-    with torch.no_grad():
-        p = teacher(prompts[:1]).logits[0, -1].softmax(-1)
-    counts = torch.bincount(found[:, 3], minlength=64).double()
-    likely = p * 4000 > 5
-    chi = float(((counts - 4000 * p)[likely].square() / (4000 * p)[likely]).sum())
-    assert chi < 2 * int(likely.sum()), chi
-
-
-def test_samples_read_what_was_sampled_before_them(teacher, monkeypatch):
-    """With the most likely token in the place of a draw, the cache gives the greedy continuation of full forwards."""
-    monkeypatch.setattr(torch, "multinomial", lambda p, count, generator: p.argmax(dim=-1, keepdim=True))
-    prompts = torch.tensor([[5, 9, 17], [33, 3, 60]])
-    found = default_sampler(64)(teacher, prompts, 6, torch.Generator())
-    expected = prompts
-    for _ in range(6):
-        with torch.no_grad():
-            expected = torch.cat([expected, teacher(expected).logits[:, -1].argmax(-1, keepdim=True)], dim=1)
-    assert torch.equal(found, expected)
-
-
-def test_ids_beyond_the_tokenizer_are_never_sampled(teacher):
-    found = default_sampler(10)(teacher, torch.full((64, 1), 5), 8, torch.Generator().manual_seed(0))
-    assert found.max() < 10
+# --- ends ----------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_ends_of_a_text_are_those_of_the_generation_config(teacher):
@@ -264,13 +203,6 @@ def test_the_ends_of_a_text_are_those_of_the_generation_config(teacher):
     assert eos_of(other) == {2, 7}
     other.generation_config.eos_token_id = None
     assert eos_of(other) == frozenset()
-
-
-def test_states_before_the_padding_are_those_of_the_row_alone(teacher):
-    row = torch.tensor([[5, 9, 17, 33]])
-    padded = torch.cat([row, torch.zeros(1, 3, dtype=torch.int64)], dim=1)
-    with torch.no_grad():
-        assert torch.allclose(final_states(teacher, padded)[:, :4], final_states(teacher, row), atol=1e-5)
 
 
 def test_a_prefix_that_leaves_nothing_to_sample_is_refused(teacher, student, text):

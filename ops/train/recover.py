@@ -1,0 +1,249 @@
+"""Recovery: a compressed model is trained to speak as its base did, by what the base says, by the text, or by both.
+
+Models and tensors in, the curve out. Not here: the losses (``losses.py``, ``hidden.py``), the loop (``loop.py``), what a teacher's cache is
+(``teachers.py``), or low-rank adapters (``lora.py``), which are put in before and merged after.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int64
+from torch import Tensor, nn
+
+from assay.ops.evaluate.divergence import Head, check_head, head_of
+from assay.ops.train import passes
+from assay.ops.train.batches import Batch, batch_of, rows_at, split
+from assay.ops.train.hidden import Pairs, hidden_sum, maps_between
+from assay.ops.train.loop import Loss, Point, Progress, Settings, train
+from assay.ops.train.losses import DivergenceName, cross_entropy_sum, distillation_sum, divergence, trainable_head
+from assay.ops.train.on_policy import OnPolicy, prefix_of, with_samples
+from assay.ops.train.overlap import overlap_with_states, shared_vocabulary, states_of
+from assay.ops.train.teachers import CachedStates, CachedTopK, TopK, rows_of, top_k_of, top_k_sum
+
+
+class Objective(NamedTuple):
+    """What is minimised, in nats a position: (1 − c) · divergence + c · cross-entropy + hidden_weight · distance of hidden states."""
+
+    loss: DivergenceName | Literal["cross_entropy"] = "forward_kl"  # cross_entropy alone asks no teacher
+    beta: float = 0.5  # of jensen_shannon
+    temperature: float = 1.0  # of both distributions of a divergence
+    ce_pct: int = 0  # c, percent of cross-entropy with the text beside a divergence
+    hidden: Pairs = ()
+    hidden_weight: float = 1.0
+
+
+class _Trained(nn.Module):
+    """A student, and what trains along with it and is no part of it."""
+
+    def __init__(self, student: Any, maps: nn.ModuleList) -> None:
+        super().__init__()
+        self.student, self.maps = student, maps
+
+
+def recover(
+    student: Any,
+    teacher: Any,
+    windows: Int64[Tensor, "windows length"],
+    held_out: Int64[Tensor, "held_out held_length"],
+    *,
+    objective: Objective = Objective(),  # noqa: B008
+    settings: Settings,
+    rows: int = 8,
+    on_policy: OnPolicy = OnPolicy(),  # noqa: B008
+    zeros: Mapping[str, Bool[Tensor, "..."]] | None = None,
+    document_ends: Collection[int] = frozenset(),
+    bf16: bool = False,
+    vocabulary: int | None = None,
+    state: Path | None = None,
+    run: dict[str, Any] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> list[Point]:
+    """Train ``student``, in place, toward ``teacher`` at every position of a window, or of the text that is there.
+
+    A batch is ``rows`` windows; see :class:`OnPolicy` for those that the student writes. The teacher reads each batch once, without gradient, or is
+    looked up; nothing is differentiated through the sampling. Cross-entropy is taken where the text goes on: not at a window's last position, and
+    not in rows that the student wrote. A row's mean over these positions counts for all of its positions, so that equal windows are equal tokens.
+
+    Args:
+        student: float32, on the teacher's device. Only parameters that require a gradient are trained.
+        teacher: a model in evaluation mode, or what one said of ``windows`` and ``held_out``, in their order.
+        held_out: text that is not trained on, for the evaluations.
+        zeros: name of a parameter → True at weights that are zero and stay so.
+        document_ends: see ``passes.final_states``; a cache has to be made with the same.
+        bf16: blocks multiply in bfloat16 (autocast); weights, losses, head and evaluations stay float32.
+        vocabulary: how many ids the tokenizer that both share has; ids beyond are padding. What both heads have, when None.
+        state, run, progress: see ``loop.train``.
+    Returns:
+        The curve: the loss of each point as it is minimised, and the metrics of ``overlap.Overlap`` on ``held_out``; with a top-k cache also
+        ``tail_mass``, ``top_k_loss_nats`` and ``full_loss_nats``, whose difference is the bias of the loss, on the same text.
+    Raises:
+        ValueError: the teacher cannot give what is asked (samples and hidden states need the model), does not fit the windows, or heads are not
+            the last layer; and what ``loop.train`` and ``on_policy.with_samples`` refuse.
+        DivergedError: see ``loop.train``.
+    Source:
+        Hinton et al. 2015, arXiv:1503.02531; Agarwal et al. 2023 (GKD), arXiv:2306.13649; Zhou et al. 2023 (DistillSpec), arXiv:2310.08461, unlike
+        which the loss is taken at a prompt's positions too.
+    """
+    prefix, model = prefix_of(on_policy, windows.shape[1]), None if isinstance(teacher, CachedStates | CachedTopK) else teacher
+    device, asked, ce_share = student.device, objective, _ce_share(objective)
+    _require_fitting(teacher, model, windows, held_out, asked, on_policy)
+    teacher_head = head_of(model) if model is not None else _moved(teacher.head, device)
+    check_head(student, head_of(student), windows[0].to(device))
+    if model is not None:
+        check_head(model, teacher_head, windows[0].to(device))
+    shared = shared_vocabulary(teacher_head, head_of(student), vocabulary)
+    _require_ids(windows, held_out, shared)
+    if isinstance(teacher, CachedTopK) and teacher.top.vocabulary != shared:
+        raise ValueError(
+            f"the teacher's likeliest ids are of {teacher.top.vocabulary}, and the student shares {shared} with it; make them of these"
+        )
+    compare = None if asked.loss == "cross_entropy" else divergence(asked.loss, temperature=asked.temperature, beta=asked.beta)
+    maps = maps_between(head_of(student).weight.shape[1], teacher_head.weight.shape[1], asked.hidden, seed=settings.seed).to(device)
+    student_blocks, teacher_blocks = ([pair[side] for pair in asked.hidden] for side in (0, 1))
+
+    def forward(each: Any, ids: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            return passes.final_states(each, ids, document_ends=document_ends)
+
+    def batches(step: int) -> list[Batch]:
+        batch = batch_of(windows, rows_at(step, rows=rows, windows=len(windows), seed=settings.seed), device)
+        batch = with_samples(batch, step, student, on_policy, seed=settings.seed, vocabulary=shared)
+        return split(batch, passes.FORWARD_TOKENS)
+
+    def loss_of(batch: Batch) -> Loss:
+        with passes.block_outputs(student, student_blocks) as own:
+            states = forward(student, batch.ids)
+        head, target, known = trainable_head(student), None, {}
+        if model is not None and (compare is not None or asked.hidden):
+            with torch.no_grad(), passes.block_outputs(model, teacher_blocks) as known:
+                target = forward(model, batch.ids)[batch.real]
+        total = states.new_zeros(())
+        if compare is not None and isinstance(teacher, CachedTopK):
+            top = rows_of(rows_of(teacher.top, batch.numbers, device), batch.real, device)
+            total = total + (1 - ce_share) * top_k_sum(top, states[batch.real], head, compare, tail=teacher.tail)
+        elif compare is not None:
+            if isinstance(teacher, CachedStates):
+                target = teacher.states[batch.numbers.to(teacher.states.device)].to(device)[batch.real]
+            assert target is not None
+            total = total + (1 - ce_share) * distillation_sum(target, teacher_head, states[batch.real], head, compare, vocabulary=shared)
+        if ce_share:
+            length = batch.ids.shape[1]
+            follows = (batch.real & batch.text.unsqueeze(1))[:, :-1]
+            found = cross_entropy_sum(batch.ids[:, 1:][follows], states[:, :-1][follows], head, vocabulary=shared)
+            total = total + ce_share * length / (length - 1) * found
+        if asked.hidden:
+            total = total + asked.hidden_weight * hidden_sum(own, known, asked.hidden, maps, batch.real)
+        return Loss(total, int(batch.real.sum()))
+
+    held = states_of(model, held_out, document_ends=document_ends) if model is not None else teacher.held_out.to(device)
+    overlap = overlap_with_states(held, teacher_head, held_out, vocabulary=shared, document_ends=document_ends)
+    bias = _bias(teacher, held, teacher_head.cut(shared), held_out, compare, document_ends) if isinstance(teacher, CachedTopK) else None
+    told = {
+        **asked._asdict(), "hidden": [list(pair) for pair in asked.hidden], "on_policy_pct": on_policy.pct, "rows": rows, "prefix": prefix,
+        "teacher": "model" if model is not None else type(teacher).__name__, "tail": getattr(teacher, "tail", None), "bf16": bf16,
+        "windows": list(windows.shape), "text": _digest(windows), "vocabulary": shared, "document_ends": sorted(document_ends),
+        "zeros": {name: int(mask.sum()) for name, mask in (zeros or {}).items()},
+    }  # fmt: skip
+    return train(
+        _Trained(student, maps),
+        batches,
+        loss_of,
+        settings,
+        zeros={f"student.{name}": mask for name, mask in (zeros or {}).items()},
+        evaluate=lambda: overlap(student)._asdict() | (bias(student) if bias is not None else {}),
+        state=state,
+        run={**told, **(run or {})},
+        progress=progress,
+    )
+
+
+def zeros_of(model: nn.Module, names: Collection[str]) -> dict[str, Bool[Tensor, "..."]]:
+    """Where the named parameters are exactly zero, for ``zeros`` of :func:`recover`.
+
+    Raises:
+        ValueError: the model has no parameter of that name.
+    """
+    known = dict(model.named_parameters())
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ValueError(f"{type(model).__name__} has no parameter {unknown[0]}; names such as {next(iter(known))} were expected")
+    return {name: known[name].detach() == 0 for name in names}
+
+
+def _ce_share(asked: Objective) -> float:
+    if asked.loss == "cross_entropy":
+        if asked.ce_pct:
+            raise ValueError(f"{asked.ce_pct} percent of cross-entropy beside cross-entropy; a divergence was expected, or 0 percent")
+        return 1.0
+    if not 0 <= asked.ce_pct < 100:
+        raise ValueError(
+            f"{asked.ce_pct} percent of cross-entropy beside {asked.loss}; 0 to 99 were expected, and loss cross_entropy is all of it"
+        )
+    return asked.ce_pct / 100
+
+
+def _require_fitting(teacher: Any, model: Any, windows: Tensor, held_out: Tensor, asked: Objective, on_policy: OnPolicy) -> None:
+    """Refuse what the teacher cannot give, and a cache of other windows."""
+    if model is not None:
+        if model.training:
+            raise ValueError(
+                f"the teacher, {type(model).__name__}, is in training mode, where dropout may change what it says; call teacher.eval() first"
+            )
+        return
+    if asked.hidden or on_policy.pct:
+        what = (
+            "hidden states of its blocks"
+            if asked.hidden
+            else f"what it says of the student's samples ({on_policy.pct} percent of the rows)"
+        )
+        raise ValueError(f"{what} cannot be looked up in a teacher's cache ({type(teacher).__name__}); give the model, or leave this out")
+    if isinstance(teacher, CachedTopK) and teacher.tail == "bucket" and asked.temperature != 1 and asked.loss != "cross_entropy":
+        raise ValueError(
+            f"temperature={asked.temperature} with the tail in a bucket: how likely the tail is at another temperature than 1 was not kept; "
+            "renormalised top-k, cached states, or temperature 1 work"
+        )
+    found = teacher.states.shape[:2] if isinstance(teacher, CachedStates) else teacher.top.ids.shape[:2]
+    for what, cached, ids in (("windows", found, windows), ("held-out windows", teacher.held_out.shape[:2], held_out)):
+        if cached != ids.shape:
+            raise ValueError(
+                f"the teacher's cache is of {what} {list(cached)}, and {list(ids.shape)} are given; make it of the same windows"
+            )
+
+
+def _require_ids(windows: Tensor, held_out: Tensor, shared: int) -> None:
+    largest = max(int(windows.max()), int(held_out.max()))
+    if largest >= shared:
+        raise ValueError(f"the text has id {largest}, and the models share {shared} ids; is it of the same tokenizer?")
+
+
+def _bias(
+    teacher: CachedTopK, held: Tensor, head: Head, held_out: Tensor, compare: Any, document_ends: Collection[int]
+) -> Callable[[Any], dict[str, float]] | None:
+    """The loss of a top-k teacher on held-out text beside the loss that it stands for, and what is beyond k; for a student as it is."""
+    if compare is None:
+        return None
+    known = held.flatten(0, 1)
+    top = top_k_of(held, head, teacher.top.ids.shape[-1])
+    flat = TopK(top.ids.flatten(0, 1), top.log_probabilities.flatten(0, 1), top.log_tail.flatten(), top.vocabulary)
+
+    def measure(student: Any) -> dict[str, float]:
+        own = head_of(student)
+        states = states_of(student, held_out, document_ends=document_ends).flatten(0, 1)
+        short = top_k_sum(flat, states, own, compare, tail=teacher.tail)
+        full = distillation_sum(known, head, states, own, compare, vocabulary=top.vocabulary)
+        return {
+            "tail_mass": float(top.log_tail.exp().mean()), "top_k_loss_nats": float(short) / len(states), "full_loss_nats": float(full) / len(states),
+        }  # fmt: skip
+
+    return measure
+
+
+def _moved(head: Head, device: torch.device) -> Head:
+    return head._replace(weight=head.weight.to(device).float(), bias=None if head.bias is None else head.bias.to(device).float())
+
+
+def _digest(windows: Tensor) -> str:
+    return hashlib.sha256(windows.cpu().contiguous().numpy().data).hexdigest()
