@@ -4,6 +4,7 @@ Not here: the walk through a model (``sequential.py``), the Hessian (``hessian.p
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -41,6 +42,7 @@ def gptq(
     damping: float = 0.01,
     block: int = 32,
     shrink: Shrink = 1.0,
+    keep_zeros: bool = False,
 ) -> Solved:
     """Round a weight in ``format`` so that its *output* on the inputs behind ``hessian`` changes little.
 
@@ -57,6 +59,7 @@ def gptq(
         damping: share of the mean of the diagonal that is added to the diagonal; ten times as much if the factorization fails, and so on.
         block: columns rounded one by one before a matrix product brings the others up to date. Of no influence on the result but its rounding.
         shrink: of each group's range; or how to find it from the columns of a group.
+        keep_zeros: weights that are 0 stay so (a pruned weight's mask); what they would have made up for goes on to the columns after them.
     Returns:
         The codes and what they cost. If no damping tried makes H positive definite, the weight rounded to nearest, and ``fallback``.
     Raises:
@@ -66,7 +69,9 @@ def gptq(
         factorization of the reversed matrix, where the inverse and its factor take three. Columns that are always zero keep out of the mean of the
         diagonal and are rounded to nearest; the original sets them to zero. Blocks halve recursively, rather than being 128 wide.
     """
-    return gptq_together([weight], hessian, format, act_order=act_order, damping=damping, block=block, shrinks=[shrink])[0]
+    return gptq_together(
+        [weight], hessian, format, act_order=act_order, damping=damping, block=block, shrinks=[shrink], keep_zeros=keep_zeros
+    )[0]
 
 
 @torch.no_grad()
@@ -79,6 +84,7 @@ def gptq_together(
     damping: float = 0.01,
     block: int = 32,
     shrinks: Sequence[Shrink] | None = None,
+    keep_zeros: bool = False,
 ) -> list[Solved]:
     """:func:`gptq` of several weights that read one input, at the cost of one factorization and one loop: rows do not depend on each other."""
     shrinks = shrinks or [1.0] * len(weights)
@@ -87,17 +93,17 @@ def gptq_together(
         _check(weight, hessian, format, act_order)
     order = None if act_order == "none" else hessian.diagonal().argsort(descending=True, stable=True)
     with full_precision():
-        factor = _factor(hessian.float() if order is None else hessian.float()[order][:, order], damping)
+        factor = factorize(hessian.float() if order is None else hessian.float()[order][:, order], damping)
         if factor is None:
             return [_fallback(weight, hessian, format, shrink, damping) for weight, shrink in zip(weights, shrinks, strict=True)]
-        rounding = _Rounding(weights, format, shrinks, order, act_order, block)
+        rounding = _Rounding(weights, format, shrinks, order, act_order, block, keep_zeros)
         _solve(rounding, factor.feedback, block)
     errors = rounding.errors(factor)
     return [Solved(rounding.quantized(part), error, factor.damping, False) for part, error in enumerate(errors)]
 
 
-class _Factor(NamedTuple):
-    """R / diag R transposed, less its diagonal of ones; squares of diag R in the unit of H; and the rest that H was given to be positive."""
+class Factor(NamedTuple):
+    """Of H = R Rᵀ: R / diag R transposed, less its diagonal of ones; squares of diag R in the unit of H; and the rest that H was given to be positive."""
 
     feedback: Float[Tensor, "cols cols"]
     pivots: Float[Tensor, " cols"]
@@ -110,23 +116,23 @@ def _check(weight: Tensor, hessian: Tensor, format: Format, act_order: str) -> N
     grid.require_fit((rows, cols), format)
     if hessian.shape != (cols, cols):
         raise ValueError(f"the Hessian is {list(hessian.shape)} and the weight {[rows, cols]}; {[cols, cols]} was expected")
-    if not hessian.diagonal().isfinite().all():  # they bound the others
-        raise ValueError("the Hessian is not finite: the layer's inputs overflow or are NaN; run the model in float32 or bfloat16")
-    if not (hessian.diagonal() > 0).any():
-        raise ValueError(
-            "the Hessian is zero: no token reached this layer, or only zeros; calibrate on text that reaches it, or round to nearest"
-        )
     if act_order == "index" and format.block_rows != 1 and format.group_size > 0:
         raise ValueError(f"act_order: index with blocks of {format.block_rows} rows cannot be stored; static or none can")
 
 
-def _factor(hessian: Float[Tensor, "cols cols"], damping: float) -> _Factor | None:
+def factorize(hessian: Float[Tensor, "cols cols"], damping: float) -> Factor | None:
+    """R of H and its damping, which grows until there is one; None where none tried is enough. Columns without input count as independent."""
     diagonal = hessian.diagonal()
+    if not diagonal.isfinite().all():  # they bound the others
+        raise ValueError("the Hessian is not finite: the layer's inputs overflow or are NaN; run the model in float32 or bfloat16")
     dead = diagonal <= 0
+    if dead.all():
+        raise ValueError(
+            "the Hessian is zero: no token reached this layer, or only zeros; calibrate on text that reaches it, or use a method that reads none"
+        )
     mean = diagonal[~dead].mean()
     scaled = hessian.flip(0, 1).div_(mean)
-    if dead.any():
-        scaled[dead.flip(0)], scaled[:, dead.flip(0)] = 0, 0
+    scaled[dead.flip(0)], scaled[:, dead.flip(0)] = 0, 0
     before: Tensor | float = 0.0
     for _ in range(ESCALATIONS):
         added = torch.where(dead, 1.0, damping)
@@ -137,7 +143,7 @@ def _factor(hessian: Float[Tensor, "cols cols"], damping: float) -> _Factor | No
             roots = feedback.diagonal().clone()
             feedback /= roots[:, None]
             feedback.diagonal().zero_()
-            return _Factor(feedback, roots.square() * mean, added * mean, damping)
+            return Factor(feedback, roots.square() * mean, added * mean, damping)
         before, damping = added, damping * 10
     return None
 
@@ -151,7 +157,7 @@ def _fallback(weight: Tensor, hessian: Tensor, format: Format, shrink: Shrink, d
 class _Rounding:
     """Weights below each other, transposed, so that a column of theirs lies in one piece; columns in the order in which they are rounded.
 
-    ``values`` are w', the columns with what they make up for, and ``lost`` is w; once rounded, to ``codes``, they are w' - ŵ and w - ŵ.
+    ``values`` are w', the columns with what they make up for, and ``lost`` is w; once rounded, to ``codes``, they are w' - ŵ and w - ŵ. ``fixed`` stay 0.
     """
 
     def __init__(
@@ -162,12 +168,14 @@ class _Rounding:
         order: Int[Tensor, " cols"] | None,
         act_order: str,
         block: int,
+        keep_zeros: bool,
     ) -> None:
         whole = (weights[0] if len(weights) == 1 else torch.cat(list(weights))).T
         cols = len(whole)
         self.format, self.order, self.act_order, self.shrinks = format, order, act_order, shrinks
         self.values = whole.clone(memory_format=torch.contiguous_format) if order is None else whole[order]
         self.lost, self.codes = self.values.clone(), torch.empty_like(self.values, dtype=torch.int8)
+        self.fixed = self.values == 0 if keep_zeros else None
         self.scratch = self.values.new_empty(block + 1, whole.shape[1])
         ends = torch.tensor([len(weight) for weight in weights]).cumsum(0).tolist()
         self.parts = [slice(end - len(weight), end) for end, weight in zip(ends, weights, strict=True)]
@@ -197,6 +205,8 @@ class _Rounding:
                 feedback[here, here], torch.eye(self.group_size, device=feedback.device), upper=False, unitriangular=True
             )
             changed = torch.addmm(changed, system, self.values[here] - changed)
+            if self.fixed is not None:
+                changed.masked_fill_(self.fixed[here], 0)
         alone, found = self.format._replace(group_size=-1), []
         for part, shrink, factor in zip(self.parts, self.shrinks, self.factors, strict=True):
             columns = changed[:, part].T
@@ -232,7 +242,7 @@ class _Rounding:
             shared = Scales(torch.cat([each.scales for each in kept], dim=1), torch.cat(zeros, dim=1) if zeros else None, shared.factor)
         return Quantized(codes.T.contiguous(), shared, self.format, order)
 
-    def errors(self, factor: _Factor) -> list[float]:
+    def errors(self, factor: Factor) -> list[float]:
         """tr(D H Dᵀ) of each weight and the H that was given, from D (H + added) Dᵀ = Σ_j (w'_j - ŵ_j)² R_jj²."""
         found = []
         for part in self.parts:
@@ -275,12 +285,15 @@ def _columns(rounding: _Rounding, feedback: Tensor, low: int, high: int) -> None
         numbers.unbind(0),
         lost.unbind(0),
         feedback[here, here].unbind(0),
+        repeat(None, high - low) if rounding.fixed is None else rounding.fixed[here].unbind(0),
         strict=True,
     )
-    for group, value, number, error, weights in rows:
+    for group, value, number, error, weights, fixed in rows:
         step = rounding.steps[group]
         value.addmv_(errors, weights)
         torch.div(value, step, out=number)
+        if fixed is not None:
+            number.masked_fill_(fixed, 0)
         level = number
         if not integers:
             number.copy_(elements.encode(number, format.element))
@@ -318,6 +331,7 @@ def quantize_model(
     true_sequential: bool = True,
     propagate: bool = True,
     batch: int = 8,
+    keep_zeros: bool = False,
 ) -> Rounded:
     """Round the weights of the blocks by :func:`gptq`, in place; the model then computes with the rounded weights.
 
@@ -326,7 +340,7 @@ def quantize_model(
         formats: of every weight, or by name; a name without one is left as it is.
         real: False at padding.
         shrink: how much of its range a group keeps, by name or of all, or how to find it; see ``ranges.py``.
-        true_sequential, propagate, batch: see ``sequential.walk``.
+        act_order, damping, keep_zeros: see :func:`gptq`. true_sequential, propagate, batch: see ``sequential.walk``.
     Returns:
         The codes by name, and a summary: ``tokens`` (real ones), ``coverage``, ``fallbacks`` (rounded to nearest since no damping helped), ``unrouted``
         (experts that saw no token, rounded to nearest), ``damping`` where more than asked was needed, and ``output_error``: by name
@@ -340,9 +354,8 @@ def quantize_model(
     if unknown:
         raise ValueError(f"no weight of the blocks is called {', '.join(unknown[:3])}; they are called such as {next(iter(views))}")
     for name, format in chosen.items():
-        weight = views[name].weight
-        with grid.naming(name, weight):
-            grid.require_fit((weight.shape[0], weight.shape[1]), format)
+        with grid.naming(name, views[name].weight):
+            grid.require_fit(tuple(views[name].weight.shape), format)
     reached = experts.parameters(model, set(chosen))
     found = structure.require_coverage(model, reached) if isinstance(formats, Format) else structure.coverage(model, reached)
     layers: dict[str, Quantized] = {}
@@ -360,8 +373,9 @@ def quantize_model(
                 else:
                     hessian = hessians[group].matrix()
                     solved = gptq_together(
-                        weights, hessian, format, act_order=act_order, damping=damping, shrinks=[_named(shrink, name) for name in names]
-                    )
+                        weights, hessian, format, act_order=act_order, damping=damping, keep_zeros=keep_zeros,
+                        shrinks=[_named(shrink, name) for name in names],
+                    )  # fmt: skip
                     for name, weight, each in zip(names, weights, solved, strict=True):
                         layers[name], wide = each.quantized, weight.float()
                         errors[name] = each.error / max(float(((wide @ hessian) * wide).sum()), 1e-30)
