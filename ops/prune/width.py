@@ -143,7 +143,7 @@ def _require_hidden(model: PreTrainedModel) -> None:
     kind = model.config.get_text_config(decoder=True).model_type
     if kind not in HIDDEN:
         raise ValueError(
-            f"what else depends on the hidden size of a {kind} model is not known, so it cannot be cut; it is for {', '.join(HIDDEN)}"
+            f"what else depends on the hidden size of {type(model).__name__} is not known, so it cannot be cut; model types {', '.join(HIDDEN)} work"
         )
 
 

@@ -175,7 +175,11 @@ def test_epsilon_is_corrected_where_norms_of_heads_do_not_share_it_and_shifts_no
 
 @settings(deadline=None, max_examples=12)
 @given(
-    st.lists(st.sampled_from([0, 1]), min_size=4, max_size=4), st.integers(1, 2), st.integers(1, 128), st.integers(4, 64), st.integers(0, 99)
+    st.lists(st.sampled_from([0, 1]), min_size=4, max_size=4),
+    st.integers(1, 2),
+    st.integers(1, 128),
+    st.integers(4, 64),
+    st.integers(0, 99),
 )
 def test_cutting_anything_at_once_equals_zeroing_it(make_llama, groups, each, ffn, hidden, seed):
     model = make_llama()
@@ -238,14 +242,21 @@ def test_what_cannot_be_kept_is_refused_and_the_model_left_as_it_was(tl8, kept, 
 
 
 def test_models_whose_parts_are_not_known_are_refused_by_name(make_decoder):
-    sizes = dict(vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    sizes = {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     with pytest.raises(ValueError, match=r"qkv_proj\.weight \[128, 64\] of Phi3ForCausalLM is not known"):
         cut(Phi3ForCausalLM(Phi3Config(**sizes, pad_token_id=0)), Kept(ffn=[range(8)] * 2))
     with pytest.raises(ValueError, match=r"Starcoder2ForCausalLM is not known"):
         cut(Starcoder2ForCausalLM(Starcoder2Config(**sizes)), Kept(hidden=range(8)))
-    with pytest.raises(ValueError, match="block 0 of MixtralForCausalLM is a mixture of experts.*whole experts can be dropped"):
+    with pytest.raises(ValueError, match=r"block 0 of MixtralForCausalLM is a mixture of experts.*whole experts can be dropped"):
         cut(make_decoder("mixtral with a window"), Kept(ffn=[range(8)] * 4))
     model = make_decoder("llama")
     model.config.model_type = "another"
-    with pytest.raises(ValueError, match="hidden size of a another model is not known.*it is for llama"):
+    with pytest.raises(ValueError, match=r"hidden size of LlamaForCausalLM is not known.*model types llama"):
         cut(model, Kept(hidden=range(8)))
