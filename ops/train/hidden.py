@@ -64,4 +64,4 @@ def hidden_sum(
 
 
 def _unit(states: Tensor) -> Tensor:
-    return states * (states.square().mean(dim=-1, keepdim=True) + 1e-6).rsqrt()
+    return states * (states.square().mean(dim=-1, keepdim=True) + 1e-8).rsqrt()

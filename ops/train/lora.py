@@ -64,7 +64,6 @@ def merge(adapted: Adapted) -> None:
             f"the adapters of {type(adapted.model).__name__} were merged before, and merged twice they would count twice; adapt the model anew to go on"
         )
     adapted.tuner.merge_and_unload(safe_merge=True)
-    del adapted.model.peft_config  # it would be taken for a model with adapters
     for name, parameter in adapted.model.named_parameters():
         parameter.requires_grad_(name in adapted.trained)
 

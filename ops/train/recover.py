@@ -35,6 +35,14 @@ class Objective(NamedTuple):
     hidden_weight: float = 1.0
 
 
+class Bias(NamedTuple):
+    """What a teacher's likeliest ids leave out, on held-out text: the bias of the loss is the second number less the third."""
+
+    tail_mass: float  # of the teacher, beyond the k ids, averaged over positions
+    top_k_loss_nats: float  # as it is minimised
+    full_loss_nats: float  # of the full distributions
+
+
 class _Trained(nn.Module):
     """A student, and what trains along with it and is no part of it."""
 
@@ -77,8 +85,8 @@ def recover(
         vocabulary: how many ids the tokenizer that both share has; ids beyond are padding. What both heads have, when None.
         state, run, progress: see ``loop.train``.
     Returns:
-        The curve: the loss of each point as it is minimised, and the metrics of ``overlap.Overlap`` on ``held_out``; with a top-k cache also
-        ``tail_mass``, ``top_k_loss_nats`` and ``full_loss_nats``, whose difference is the bias of the loss, on the same text.
+        The curve: the loss of each point as it is minimised, and the metrics of ``overlap.Overlap`` on ``held_out``, with a top-k cache those of
+        :class:`Bias` too.
     Raises:
         ValueError: the teacher cannot give what is asked (samples and hidden states need the model), does not fit the windows, or heads are not
             the last layer; and what ``loop.train`` and ``on_policy.with_samples`` refuse.
@@ -87,64 +95,70 @@ def recover(
         Hinton et al. 2015, arXiv:1503.02531; Agarwal et al. 2023 (GKD), arXiv:2306.13649; Zhou et al. 2023 (DistillSpec), arXiv:2310.08461, unlike
         which the loss is taken at a prompt's positions too.
     """
-    prefix, model = prefix_of(on_policy, windows.shape[1]), None if isinstance(teacher, CachedStates | CachedTopK) else teacher
+    cached = isinstance(teacher, CachedStates | CachedTopK)
     device, asked, ce_share = student.device, objective, _ce_share(objective)
-    _require_fitting(teacher, model, windows, held_out, asked, on_policy)
-    teacher_head = head_of(model) if model is not None else _moved(teacher.head, device)
-    check_head(student, head_of(student), windows[0].to(device))
-    if model is not None:
-        check_head(model, teacher_head, windows[0].to(device))
+    compare = None if asked.loss == "cross_entropy" else divergence(asked.loss, temperature=asked.temperature, beta=asked.beta)
+    prefix = prefix_of(on_policy, windows.shape[1])
+    if cached:
+        _require_fitting(teacher, windows, held_out, asked, on_policy)
+    elif teacher.training:
+        raise ValueError(
+            f"the teacher, {type(teacher).__name__}, is in training mode, where dropout may change what it says; call teacher.eval() first"
+        )
+    teacher_head = _moved(teacher.head, device) if cached else head_of(teacher)
     shared = shared_vocabulary(teacher_head, head_of(student), vocabulary)
     _require_ids(windows, held_out, shared)
+    for model, head in ((student, head_of(student)), *([] if cached else [(teacher, teacher_head)])):
+        check_head(model, head, windows[0].to(device))
     if isinstance(teacher, CachedTopK) and teacher.top.vocabulary != shared:
         raise ValueError(
             f"the teacher's likeliest ids are of {teacher.top.vocabulary}, and the student shares {shared} with it; make them of these"
         )
-    compare = None if asked.loss == "cross_entropy" else divergence(asked.loss, temperature=asked.temperature, beta=asked.beta)
     maps = maps_between(head_of(student).weight.shape[1], teacher_head.weight.shape[1], asked.hidden, seed=settings.seed).to(device)
     student_blocks, teacher_blocks = ([pair[side] for pair in asked.hidden] for side in (0, 1))
 
-    def forward(each: Any, ids: Tensor) -> Tensor:
+    def forward(model: Any, ids: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            return passes.final_states(each, ids, document_ends=document_ends)
+            return passes.final_states(model, ids, document_ends=document_ends)
 
     def batches(step: int) -> list[Batch]:
         batch = batch_of(windows, rows_at(step, rows=rows, windows=len(windows), seed=settings.seed), device)
         batch = with_samples(batch, step, student, on_policy, seed=settings.seed, vocabulary=shared)
         return split(batch, passes.FORWARD_TOKENS)
 
+    def said(batch: Batch) -> Tensor | TopK:
+        if isinstance(teacher, CachedTopK):
+            return rows_of(rows_of(teacher.top, batch.numbers, device), batch.real, device)
+        if isinstance(teacher, CachedStates):
+            return teacher.states[batch.numbers.to(teacher.states.device)].to(device)[batch.real]
+        return forward(teacher, batch.ids)[batch.real]
+
     def loss_of(batch: Batch) -> Loss:
         with passes.block_outputs(student, student_blocks) as own:
             states = forward(student, batch.ids)
-        head, target, known = trainable_head(student), None, {}
-        if model is not None and (compare is not None or asked.hidden):
-            with torch.no_grad(), passes.block_outputs(model, teacher_blocks) as known:
-                target = forward(model, batch.ids)[batch.real]
-        total = states.new_zeros(())
-        if compare is not None and isinstance(teacher, CachedTopK):
-            top = rows_of(rows_of(teacher.top, batch.numbers, device), batch.real, device)
-            total = total + (1 - ce_share) * top_k_sum(top, states[batch.real], head, compare, tail=teacher.tail)
-        elif compare is not None:
-            if isinstance(teacher, CachedStates):
-                target = teacher.states[batch.numbers.to(teacher.states.device)].to(device)[batch.real]
-            assert target is not None
+        with torch.no_grad(), passes.block_outputs(teacher, teacher_blocks) as known:
+            target = said(batch) if compare is not None or asked.hidden else None
+        total, head = states.new_zeros(()), trainable_head(student)
+        if compare is not None and isinstance(target, TopK):
+            total = total + (1 - ce_share) * top_k_sum(target, states[batch.real], head, compare, tail=teacher.tail)
+        elif compare is not None and isinstance(target, Tensor):
             total = total + (1 - ce_share) * distillation_sum(target, teacher_head, states[batch.real], head, compare, vocabulary=shared)
         if ce_share:
-            length = batch.ids.shape[1]
-            follows = (batch.real & batch.text.unsqueeze(1))[:, :-1]
-            found = cross_entropy_sum(batch.ids[:, 1:][follows], states[:, :-1][follows], head, vocabulary=shared)
-            total = total + ce_share * length / (length - 1) * found
+            total = total + ce_share * _text_sum(batch, states, head, shared)
         if asked.hidden:
             total = total + asked.hidden_weight * hidden_sum(own, known, asked.hidden, maps, batch.real)
         return Loss(total, int(batch.real.sum()))
 
-    held = states_of(model, held_out, document_ends=document_ends) if model is not None else teacher.held_out.to(device)
-    overlap = overlap_with_states(held, teacher_head, held_out, vocabulary=shared, document_ends=document_ends)
-    bias = _bias(teacher, held, teacher_head.cut(shared), held_out, compare, document_ends) if isinstance(teacher, CachedTopK) else None
+    held = teacher.held_out.to(device) if cached else states_of(teacher, held_out, document_ends=document_ends)
+    measures: list[Callable[[Any], Any]] = [
+        overlap_with_states(held, teacher_head, held_out, vocabulary=shared, document_ends=document_ends)
+    ]
+    if isinstance(teacher, CachedTopK) and compare is not None:
+        measures.append(_bias_with(teacher, held, teacher_head.cut(shared), held_out, compare, document_ends))
     told = {
         **asked._asdict(), "hidden": [list(pair) for pair in asked.hidden], "on_policy_pct": on_policy.pct, "rows": rows, "prefix": prefix,
-        "teacher": "model" if model is not None else type(teacher).__name__, "tail": getattr(teacher, "tail", None), "bf16": bf16,
-        "windows": list(windows.shape), "text": _digest(windows), "vocabulary": shared, "document_ends": sorted(document_ends),
+        "teacher": type(teacher).__name__, "tail": getattr(teacher, "tail", None), "windows": list(windows.shape), "text": _digest(windows),
+        "vocabulary": shared, "document_ends": sorted(document_ends), "bf16": bf16,
         "zeros": {name: int(mask.sum()) for name, mask in (zeros or {}).items()},
     }  # fmt: skip
     return train(
@@ -153,7 +167,7 @@ def recover(
         loss_of,
         settings,
         zeros={f"student.{name}": mask for name, mask in (zeros or {}).items()},
-        evaluate=lambda: overlap(student)._asdict() | (bias(student) if bias is not None else {}),
+        evaluate=lambda: {name: value for measure in measures for name, value in measure(student)._asdict().items()},
         state=state,
         run={**told, **(run or {})},
         progress=progress,
@@ -185,14 +199,16 @@ def _ce_share(asked: Objective) -> float:
     return asked.ce_pct / 100
 
 
-def _require_fitting(teacher: Any, model: Any, windows: Tensor, held_out: Tensor, asked: Objective, on_policy: OnPolicy) -> None:
-    """Refuse what the teacher cannot give, and a cache of other windows."""
-    if model is not None:
-        if model.training:
-            raise ValueError(
-                f"the teacher, {type(model).__name__}, is in training mode, where dropout may change what it says; call teacher.eval() first"
-            )
-        return
+def _text_sum(batch: Batch, states: Tensor, head: Head, vocabulary: int) -> Tensor:
+    """Cross-entropy with the text where it goes on, counted so that the mean over these positions of a row counts for all of its positions."""
+    length = batch.ids.shape[1]
+    follows = (batch.real & batch.text.unsqueeze(1))[:, :-1]
+    found = cross_entropy_sum(batch.ids[:, 1:][follows], states[:, :-1][follows], head, vocabulary=vocabulary)
+    return found * length / (length - 1)
+
+
+def _require_fitting(teacher: CachedStates | CachedTopK, windows: Tensor, held_out: Tensor, asked: Objective, on_policy: OnPolicy) -> None:
+    """Refuse what cannot be looked up, and a cache of other windows."""
     if asked.hidden or on_policy.pct:
         what = (
             "hidden states of its blocks"
@@ -219,24 +235,19 @@ def _require_ids(windows: Tensor, held_out: Tensor, shared: int) -> None:
         raise ValueError(f"the text has id {largest}, and the models share {shared} ids; is it of the same tokenizer?")
 
 
-def _bias(
+def _bias_with(
     teacher: CachedTopK, held: Tensor, head: Head, held_out: Tensor, compare: Any, document_ends: Collection[int]
-) -> Callable[[Any], dict[str, float]] | None:
-    """The loss of a top-k teacher on held-out text beside the loss that it stands for, and what is beyond k; for a student as it is."""
-    if compare is None:
-        return None
+) -> Callable[[Any], Bias]:
     known = held.flatten(0, 1)
     top = top_k_of(held, head, teacher.top.ids.shape[-1])
-    flat = TopK(top.ids.flatten(0, 1), top.log_probabilities.flatten(0, 1), top.log_tail.flatten(), top.vocabulary)
+    flat = rows_of(top, torch.ones_like(top.log_tail, dtype=torch.bool), held.device)
 
-    def measure(student: Any) -> dict[str, float]:
+    def measure(student: Any) -> Bias:
         own = head_of(student)
         states = states_of(student, held_out, document_ends=document_ends).flatten(0, 1)
         short = top_k_sum(flat, states, own, compare, tail=teacher.tail)
         full = distillation_sum(known, head, states, own, compare, vocabulary=top.vocabulary)
-        return {
-            "tail_mass": float(top.log_tail.exp().mean()), "top_k_loss_nats": float(short) / len(states), "full_loss_nats": float(full) / len(states),
-        }  # fmt: skip
+        return Bias(float(top.log_tail.exp().mean()), float(short) / len(states), float(full) / len(states))
 
     return measure
 

@@ -325,3 +325,41 @@ def test_a_step_without_a_token_is_refused():
     model = Small()
     with pytest.raises(ValueError, match="step 1 has no token to learn from"):
         train(model, lambda step: [data(0, rows=0)], of(model), QUICK)
+
+
+# --- what stays, and when to stop ------------------------------------------------------------------------------------------------------------
+
+
+def test_zeros_count_for_no_norm_and_are_never_moved():
+    """Of the gradient (3, −4) the second stays out, so its norm is 3, and the weight that is 0 stays so."""
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, 0.0]]))
+    settings = Settings(steps=3, learning_rate=0.1, weight_decay=0.5, clip=0.5, record_every=1, evaluate_every=1)
+    zeros = {"weight": torch.tensor([[False, True]])}
+    points = train(model, lambda step: [torch.tensor([[3.0, -4.0]])], lambda part: Loss(model(part).sum(), 1), settings, zeros=zeros)
+    assert [point.gradient_norm for point in points[1:]] == pytest.approx([3.0] * 3)
+    assert model.weight[0, 1] == 0 and model.weight[0, 0] < 0.8
+
+
+def rising(losses, **settings):
+    """A run whose loss at each step is the given one, whatever the weights."""
+    model = nn.Linear(1, 1, bias=False)
+
+    def objective(part):
+        return Loss(model(torch.zeros(1, 1)).sum() + part, 1)
+
+    asked = Settings(steps=len(losses), learning_rate=1e-3, record_every=1, evaluate_every=1, **settings)
+    return train(model, lambda step: [torch.tensor(losses[step])], objective, asked)
+
+
+def test_a_loss_far_above_its_lowest_ends_the_run_after_the_warm_up():
+    with pytest.raises(
+        DivergedError, match=r"diverged by step 3 of 4: the loss rose to 3 from 1, .* at most 2 times .* A lower learning rate than 0\.001"
+    ):
+        rising([4.0, 1.0, 3.0, 1.0], stop_above=2.0)
+    assert len(rising([4.0, 1.0, 3.0, 1.0])) == 5  # it has to be asked for
+    assert len(rising([1.0, 3.0, 1.0, 1.5], stop_above=2.0, warmup_steps=2)) == 5
+    assert len(rising([1e-4, 1e-2, 5e-2], stop_above=2.0)) == 4  # a rise by nearly nothing is none
+    with pytest.raises(ValueError, match=r"stop_above=1\.0 times the lowest loss; a factor above 1"):
+        rising([1.0], stop_above=1.0)
