@@ -9,6 +9,10 @@ from torch import tensor
 from assay.ops.models import experts
 from assay.ops.prune import masks
 from assay.ops.prune.masks import Sparsity, prunable, realised, require_fit, require_kept, select, smallest, zeros_of
+from assay.ops.quantize import additive, awq, lattice, ranges
+from assay.ops.quantize.grid import Format, dequantize, quantize
+from assay.ops.quantize.hqq import hqq
+from assay.ops.quantize.outliers import split
 
 HALF, TWO_OF_FOUR = Sparsity(50), Sparsity(n=2, m=4)
 
@@ -130,3 +134,44 @@ def test_shares_are_counted_by_layer_and_in_all_and_say_where_a_pattern_is_broke
     assert realised(weights, HALF).broken == realised(weights).broken == ()
     assert masks.holds(weights["a"], TWO_OF_FOUR) and not masks.holds(weights["a"], Sparsity(n=1, m=4))
     assert not masks.holds(torch.zeros(2, 6), TWO_OF_FOUR)
+
+
+FORMATS = {
+    "int4": Format(group_size=16),
+    "int2": Format(bits=2, group_size=16),
+    "int3 asymmetric": Format(bits=3, group_size=16, symmetric=False),
+    "int8 the tensor, asymmetric": Format(bits=8, group_size=0, symmetric=False),
+    "fp8": Format("e4m3", 8, -1),
+    "fp8 e5m2 in blocks": Format("e5m2", 8, 16, block_rows=8),
+    "mxfp8": Format("e4m3", 8, 32, scale="e8m0"),
+    "mxfp4": Format("e2m1", 4, 32, scale="e8m0", shared_exponent="ceil"),
+    "nvfp4": Format("e2m1", 4, 16, scale="e4m3"),
+    "nf4": Format("nf4", 4, 32),
+    "nf4 nested": Format("nf4", 4, 32, nested=True),
+    "ternary": Format("ternary", 2, 16),
+}
+
+
+@settings(deadline=None, max_examples=6)
+@given(seed=st.integers(0, 10**6), shift=st.sampled_from([0.0, 3.0, -3.0]))
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_pruned_weight_is_exactly_zero_after_rounding_to_nearest_in_every_format_and_range(format, seed, shift):
+    """Of one sign too, where the zero point is the last code there is."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(16, 64, generator=generator) + shift
+    weight = weight.masked_fill(select(torch.rand(16, 64, generator=generator), TWO_OF_FOUR), 0)
+    gram = (inputs := torch.randn(100, 64, generator=generator)).T @ inputs
+    for shrink in (1.0, 0.5, ranges.mse(weight, format), ranges.percentile(weight, format, keep=0.9), awq.output_mse(weight, gram, format)):
+        assert (dequantize(quantize(weight, format, shrink=shrink))[weight == 0] == 0).all()
+    if format.scale in ("e8m0", "e4m3") or format.nested:
+        return
+    assert (dequantize(hqq(weight, format))[weight == 0] == 0).all()
+    assert (split(weight, tensor([3, 5]), format).dense()[weight == 0] == 0).all()
+
+
+def test_code_books_have_no_zero_to_keep_so_that_a_mask_does_not_survive_them():
+    weight = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    weight = weight.masked_fill(select(weight.abs(), TWO_OF_FOUR), 0)
+    for packed in (lattice.quantize(weight), additive.quantize(weight, code_bits=6, rounds=1)):
+        with pytest.raises(ValueError, match="of the 512 pruned weights of layer came back"):
+            require_kept({"layer": weight}, {"layer": packed.dense()})

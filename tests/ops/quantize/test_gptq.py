@@ -320,3 +320,72 @@ def test_the_factor_in_parts_is_that_of_lapack_and_none_where_there_is_none():
     for part in (16, 35, 70, 100):
         assert torch.allclose(cholesky(matrix, part), torch.linalg.cholesky(matrix), rtol=1e-4, atol=1e-4)
         assert cholesky(matrix - 5 * torch.eye(70), part) is None
+
+
+def pruned(rows: int, cols: int, *, seed: int = 1, shift: float = 0.0) -> Tensor:
+    """A weight of which two of each four are zero."""
+    weight = weight_of(rows, cols, seed=seed) + shift
+    smallest = weight.abs().view(rows, -1, 4).argsort(dim=-1)[..., :2]
+    return weight.view(rows, -1, 4).scatter(-1, smallest, 0).view(rows, cols)
+
+
+@every_format
+@pytest.mark.parametrize("act_order", ["none", "static", "index"])
+@pytest.mark.parametrize("shift", [0.0, 2.0])
+def test_kept_zeros_are_exactly_zero_in_every_format_and_the_output_errs_less_than_by_rounding_to_nearest(format, act_order, shift):
+    if act_order == "index" and format.block_rows > 1:
+        pytest.skip("refused; see above")
+    weight, inputs = pruned(32, 64, shift=shift), correlated(500, 64)
+    solved = gptq(weight, hessian_of(inputs), format, act_order=act_order, keep_zeros=True)
+    rounded = dequantize(solved.quantized)
+    assert (rounded[weight == 0] == 0).all()
+    if format.element != "ternary":  # its scale is the mean of |w|, zeros among them: most of its error is what that clips
+        assert output_error(weight, solved.quantized, inputs) < 0.95 * output_error(weight, quantize(weight, format), inputs)
+    assert solved.error / 2 / 32 == pytest.approx(output_error(weight, solved.quantized, inputs), rel=2e-2)
+    free = dequantize(gptq(weight, hessian_of(inputs), format, act_order=act_order).quantized)
+    assert (free[weight == 0] != 0).any()  # unasked, zeros make up for others
+
+
+def test_what_a_kept_zero_would_have_made_up_for_goes_on_to_the_columns_after_it():
+    """By the paper's loop in float64, with the columns of zeros held at zero as if that were what they round to."""
+    weight, hessian, format = pruned(24, 96), hessian_of(correlated(400, 96)), Format(group_size=16)
+    found = dequantize(gptq(weight, hessian, format, keep_zeros=True).quantized)
+    damped = hessian.double() + 0.01 * hessian.double().diagonal().mean() * torch.eye(96, dtype=torch.float64)
+    upper = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
+    now, alone, expected = weight.double().clone(), format._replace(group_size=-1), torch.zeros(24, 96, dtype=torch.float64)
+    for column in range(96):
+        if column % 16 == 0:
+            group = slice(column, column + 16)
+            shared = fit(now[:, group].masked_fill(weight[:, group] == 0, 0).float(), alone)
+        here = now[:, column : column + 1].masked_fill(weight[:, column : column + 1] == 0, 0)
+        expected[:, column : column + 1] = dequantize(Quantized(encode_group(here.float(), shared, alone), shared, alone)).double()
+        error = (now[:, column : column + 1] - expected[:, column : column + 1]) / upper[column, column]
+        now[:, column:] -= error @ upper[column : column + 1, column:]
+    assert (found - expected.float()).abs().gt(1e-5).float().mean() < 5e-3  # a number on the border of two codes may fall either way
+
+
+def test_keeping_zeros_changes_nothing_where_there_are_none_and_does_not_depend_on_the_block():
+    hessian, format = hessian_of(correlated(600, 128)), Format(group_size=32, symmetric=False)
+    dense, sparse = weight_of(32, 128), pruned(32, 128)
+    assert gptq(dense, hessian, format, keep_zeros=True).quantized.codes.equal(gptq(dense, hessian, format).quantized.codes)
+    first = gptq(sparse, hessian, format, block=8, keep_zeros=True).quantized
+    for block in (1, 24, 32, 128):
+        assert gptq(sparse, hessian, format, block=block, keep_zeros=True).quantized.codes.equal(first.codes)
+
+
+@pytest.mark.parametrize(
+    "format", [Format(bits=3, group_size=16), Format(bits=3, group_size=16, symmetric=False)], ids=["int3", "asymmetric"]
+)
+def test_a_pruned_model_keeps_its_zeros_and_loses_less_than_by_rounding_to_nearest(teacher_of, text, format):
+    model, nearest, sparse = (teacher_of().requires_grad_(False) for _ in range(3))
+    for each in (model, nearest, sparse):
+        for weight in experts.weights(each).values():
+            weight.copy_(weight.view(-1, 4).scatter(-1, weight.abs().view(-1, 4).argsort(dim=-1)[:, :2], 0).view(weight.shape))
+    masks = {name: weight == 0 for name, weight in experts.weights(model).items()}
+    rounded = quantize_model(model, text(48), format, keep_zeros=True)
+    for name, weight in experts.weights(model).items():
+        assert (weight[masks[name]] == 0).all() and weight.equal(dequantize(rounded.layers[name]))
+    for weight in experts.weights(nearest).values():
+        weight.copy_(dequantize(quantize(weight, format)))
+    before = logits(sparse, held_out := text(8, seed=9))
+    assert kl(before, logits(model, held_out)) < 0.9 * kl(before, logits(nearest, held_out))
