@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int, Real
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -79,7 +79,7 @@ def group_scores(heads: Float[Tensor, "layers heads"], kv_groups: int) -> Float[
 
 
 def choose(
-    scores: Float[Tensor, "layers parts"], keep: int, *, divisor: int = 1, protect: Collection[tuple[int, int]] = ()
+    scores: Real[Tensor, "layers parts"], keep: int, *, divisor: int = 1, protect: Collection[tuple[int, int]] = ()
 ) -> list[list[int]]:
     """Of each row the ``keep`` parts of the highest score, in order; of equal ones the earlier, so that there are exactly as many as asked.
 
