@@ -77,6 +77,11 @@ def split(batch: Batch, tokens: int) -> list[Batch]:
     return [Batch(*part) for part in zip(*(each.tensor_split(parts) for each in batch), strict=True)]
 
 
+def digest(windows: Int64[Tensor, "windows length"]) -> str:
+    """Which text these windows are: SHA-256 of their ids."""
+    return hashlib.sha256(windows.cpu().contiguous().numpy().data).hexdigest()
+
+
 def seed_of(*parts: int | str) -> int:
     """A seed of 63 bits for what ``parts`` name (a run's seed, a purpose, a step), unrelated to that of any other parts."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8]) >> 1

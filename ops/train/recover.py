@@ -4,7 +4,6 @@ Models and tensors in, the curve out. Not here: the losses (``losses.py``, ``hid
 (``teachers.py``), or low-rank adapters (``lora.py``), which are put in before and merged after.
 """
 
-import hashlib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from assay.ops.evaluate.divergence import Head, check_head, head_of
 from assay.ops.train import passes
-from assay.ops.train.batches import Batch, batch_of, rows_at, split
+from assay.ops.train.batches import Batch, batch_of, digest, rows_at, split
 from assay.ops.train.hidden import Pairs, hidden_sum, maps_between
 from assay.ops.train.loop import Loss, Point, Progress, Settings, train
 from assay.ops.train.losses import DivergenceName, cross_entropy_sum, distillation_sum, divergence, trainable_head
@@ -157,7 +156,7 @@ def recover(
         measures.append(_bias_with(teacher, held, teacher_head.cut(shared), held_out, compare, document_ends))
     told = {
         **asked._asdict(), "hidden": [list(pair) for pair in asked.hidden], "on_policy_pct": on_policy.pct, "rows": rows, "prefix": prefix,
-        "teacher": type(teacher).__name__, "tail": getattr(teacher, "tail", None), "windows": list(windows.shape), "text": _digest(windows),
+        "teacher": type(teacher).__name__, "tail": getattr(teacher, "tail", None), "windows": list(windows.shape), "text": digest(windows),
         "vocabulary": shared, "document_ends": sorted(document_ends), "bf16": bf16,
         "zeros": {name: int(mask.sum()) for name, mask in (zeros or {}).items()},
     }  # fmt: skip
@@ -254,7 +253,3 @@ def _bias_with(
 
 def _moved(head: Head, device: torch.device) -> Head:
     return head._replace(weight=head.weight.to(device).float(), bias=None if head.bias is None else head.bias.to(device).float())
-
-
-def _digest(windows: Tensor) -> str:
-    return hashlib.sha256(windows.cpu().contiguous().numpy().data).hexdigest()
