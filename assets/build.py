@@ -18,6 +18,7 @@ from assay.schemas.manifest import Action
 from assay.schemas.protocols import Divergence, Protocol
 from assay.schemas.steps import DraftModel, Kv, WeightStep
 from assay.schemas.texts import Text
+from assay.schemas.training import Distill
 from assay.warehouse.store import Built
 
 if TYPE_CHECKING:
@@ -38,12 +39,12 @@ class Builder:
 
     def node(self, node: Node) -> Built:
         """The artifact of ``node``: a checkpoint, or for a runtime step the small file that says how one is run."""
-        for parent in (node.parent, node.draft):
-            if parent is not None and self.ledger.digest(parent) is None:
+        for parent in node.parents:
+            if self.ledger.digest(parent) is None:
                 self.node(parent)
         action = _asked(self.ledger.node(node), node)
         built = self.ledger.workspace.store.get_or_build(action, lambda out: self._make(node, out, action), kind=str(action.step["kind"]))
-        if isinstance(node.step, DraftModel):
+        if isinstance(node.step, DraftModel | Distill):
             shutil.rmtree(self._training(action), ignore_errors=True)
         return built
 
@@ -57,9 +58,11 @@ class Builder:
             return self._draft_model(node.step, node, out, action)
         if not isinstance(node.step, WeightStep):
             return write_runtime(node.step, self._runtime(node.parent), self.ledger.digest(node.draft) if node.draft else None, out)
+        parent = self._path(node.parent)
+        if isinstance(node.step, Distill):
+            return self._distill(node.step, node, parent, out, action)
         from assay.ops.apply import apply
 
-        parent = self._path(node.parent)
         windows = lambda calibration: self._windows(calibration.text, calibration.windows, calibration.length, parent)  # noqa: E731
         return apply(node.step, parent, out, windows=windows, seed=self.ledger.experiment.seed)
 
@@ -73,6 +76,29 @@ class Builder:
             return early_exit_draft(step, target, out)
         from assay.ops.apply import train_draft
 
+        return train_draft(
+            step, target, start, out, windows=self._text_windows(target), seed=self.ledger.experiment.seed, **self._training_of(node, action)
+        )  # fmt: skip
+
+    def _distill(self, step: Distill, node: Node, parent: Path, out: Path, action: Action) -> dict[str, Any]:
+        """A student of the base. What the base says of the text is kept in the store, for the other students that read it."""
+        from assay.ops.steps.distill import distill, teach
+
+        base = self._path(node.root)
+        windows, said = self._text_windows(base), None
+        asked = self.ledger.teacher(node, step)
+        if asked is not None:
+            said = self.ledger.workspace.store.get_or_build(asked, lambda out: teach(step, base, out, windows=windows), kind="teacher").path
+        return distill(
+            step, parent, base, out, windows=windows, said=said, seed=self.ledger.experiment.seed, **self._training_of(node, action)
+        )  # fmt: skip
+
+    def _text_windows(self, parent: Path) -> Callable[[Text, int, int], Any]:
+        """(text, windows, length) → token ids, by the tokenizer of ``parent``."""
+        return lambda text, windows, length: self._windows(text, windows, length, parent)
+
+    def _training_of(self, node: Node, action: Action) -> dict[str, Any]:
+        """Where a run keeps its state, what it is, and what tells how far it is."""
         state = self._training(action)
         _forget_old(state.parent)
         told = time.monotonic()
@@ -86,18 +112,7 @@ class Builder:
                     f"{at.seconds_left / 60:.0f} min left"
                 )
 
-        windows = lambda text, windows, length: self._windows(text, windows, length, target)  # noqa: E731
-        return train_draft(
-            step,
-            target,
-            start,
-            out,
-            windows=windows,
-            seed=self.ledger.experiment.seed,
-            state=state,
-            run={"key": action.key},
-            progress=progress,
-        )
+        return {"state": state, "run": {"key": action.key}, "progress": progress}
 
     def _training(self, action: Action) -> Path:
         return self.ledger.workspace.home / "training" / action.key

@@ -7,6 +7,7 @@ import dagster as dg
 
 from assay.assets import labels
 from assay.assets.build import Builder
+from assay.assets.describe import describe
 from assay.assets.ledger import Ledger, code_of, measuring_code
 from assay.assets.pictures import inline
 from assay.assets.record import Recorder
@@ -25,8 +26,8 @@ def build_checkpoints(workspace: Workspace, graph: Graph) -> Iterator[dg.AssetsD
     """
     known = {node.path for node in graph.nodes}
     for node in graph.nodes:
-        for parent in (node.parent, node.draft):
-            if parent is not None and parent.path not in known:
+        for parent in node.parents:
+            if parent.path not in known:
                 raise RuntimeError(
                     f"{'/'.join(node.path)} has the parent {'/'.join(parent.path)}, which is no node of {graph.experiment.name}"
                 )
@@ -52,8 +53,8 @@ def _checkpoint(workspace: Workspace, graph: Graph, node: Node) -> dg.AssetsDefi
         specs=[
             dg.AssetSpec(
                 key,
-                deps=[labels.node_key(experiment, parent) for parent in (node.parent, node.draft) if parent is not None],
-                description=labels.describe(node),
+                deps=[labels.node_key(experiment, parent) for parent in node.parents],
+                description=describe(node),
                 group_name=experiment.name,
                 kinds=labels.kinds(node),
                 tags=labels.tags(experiment, node, stage),
@@ -133,6 +134,10 @@ def built_metadata(workspace: Workspace, built: Built) -> dict[str, Any]:
         told["summary"] = dg.MetadataValue.json(summary)
     if built.reason:
         told["why_built"] = built.reason
+    if "curve" in summary:
+        from assay.ops.evaluate.plots import recovery_curve_png
+
+        told["recovery"] = inline(recovery_curve_png(summary["curve"]))
     if "scores" in summary and "removed" in summary:
         from assay.ops.evaluate.plots import layer_curve_png
 

@@ -223,7 +223,7 @@ def gc(
             "what an experiment that cannot be read needs would be removed too; mend or remove it first:\n" + "\n".join(map(str, bad))
         )
     items = [item for experiment in good for item in plan_items(Ledger(workspace, build_graph(experiment)))]
-    keys = {item.action.key for item in items if item.action is not None}
+    keys = {action.key for item in items for action in item.actions}
     found = plan_gc(workspace.store, keys, keep_days=keep_days)
     for row in found.rows:
         console.print(f"  {row.what:10} {row.name[:16]:16} {row.kind:14} {row.size_bytes / 2**20:9,.1f} MiB  {row.why}", soft_wrap=True)

@@ -6,10 +6,10 @@ import dagster as dg
 
 from assay.schemas.experiment import Experiment, Resources
 from assay.schemas.graph import Node
-from assay.schemas.pruning import PruneDepth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.spec import canonical_json, digest_of
-from assay.schemas.steps import Draft, DraftModel, Kv
+from assay.schemas.steps import DraftModel, Kv
+from assay.schemas.training import Distill
 
 POOL_TIMING = "timing"
 POOL_GPU = "gpu"
@@ -40,57 +40,6 @@ def op_name(key: dg.AssetKey, prefix: str = "") -> str:
     return "__".join([*([prefix] if prefix else []), *key.path])
 
 
-def describe(node: Node) -> str:
-    """One line a person can read: what the last step does."""
-    step = node.step
-    if node.base is not None:
-        source = node.base.hub or node.base.path or (node.base.package and f"{node.base.package.file} of {node.base.package.name}")
-        return f"The base {node.base.name} ({source}), saved once as {node.base.dtype}." + (f" {node.base.note}" if node.base.note else "")
-    if isinstance(step, PruneDepth):
-        return f"Without {step.layers} layers, chosen by {step.score.replace('_', ' ')}."
-    if isinstance(step, Quantize):
-        return _describe_rounding(step)
-    if isinstance(step, Smooth):
-        how = "SmoothQuant" if step.method == "smoothquant" else f"AWQ, for {step.format}, by the size of {step.salience}"
-        return f"Channels scaled between layers ({how}); the logits stay."
-    if isinstance(step, Rotate):
-        names = {"hadamard": "a Hadamard matrix", "random": "random orthogonal matrices", "spinquant": "matrices learned by SpinQuant"}
-        online = f", and at run time before {', '.join(step.online)}" if step.online else ""
-        return f"Hidden states turned by {names[step.method]}{online}; the logits stay."
-    if isinstance(step, Kv):
-        return f"Run with keys and values stored as {step.format}."
-    if isinstance(step, DraftModel):
-        return _describe_model(step, node)
-    assert isinstance(step, Draft)
-    source = (
-        "n-grams of the text so far"
-        if step.method == "ngram"
-        else f"the {'model' if step.made else 'variant'} {'/'.join(node.draft.path) if node.draft else ''}"
-    )
-    return f"Run speculatively: {step.tokens} tokens a round proposed by {source}, verified exactly."
-
-
-def _describe_rounding(step: Quantize) -> str:
-    grid = {-1: "one scale a row", "tensor": "one scale a weight", "block": "one scale a block"}.get(
-        step.group_size or 0, f"groups of {step.group_size}"
-    )
-    what = step.format if step.mixed is None else f"{', '.join(step.mixed.formats)} within {step.mixed.millibits / 1000} bits"
-    zero = f", {'symmetric' if step.symmetric else 'asymmetric'}" if what.startswith("int") else ""
-    inputs = f"; inputs to {step.inputs.format} a {step.inputs.per}" if step.inputs else ""
-    known = {"e8": "the E8 lattice, two bits", "additive": "sums of code book entries, two bits"}
-    return f"Weights rounded to {known.get(step.method) or f'{what} ({step.method.upper()}, {grid}{zero})'}{inputs}."
-
-
-def _describe_model(step: DraftModel, node: Node) -> str:
-    target = "/".join(node.parent.path) if node.parent else ""
-    start = f"The first {step.early_exit} layers of {target}" if node.draft is None else f"A copy of {'/'.join(node.draft.path)}"
-    if step.distill is None:
-        return f"{start}, under its own norm and head, as a draft."
-    how, given = step.distill.loss.replace("_", " "), step.distill
-    packed = f", then rounded to {given.quantize.format}" if given.quantize else ""
-    return f"{start}, trained toward {target} on {given.tokens:,} tokens by {how} ({given.on_policy_pct} % on its own samples){packed}."
-
-
 def _on_a_grid(step: object) -> bool:
     """Whether ``format`` and ``group_size`` of a step say what it does."""
     if isinstance(step, Quantize):
@@ -108,7 +57,13 @@ def kinds(node: Node) -> set[str]:
         return {"pytorch", step.kind}
     if isinstance(step, DraftModel):
         return {"pytorch", "distill" if step.distill else "speculative"}
-    return {"pytorch", "prune"} if isinstance(step, PruneDepth) else {"json", "kv" if isinstance(step, Kv) else "speculative"}
+    if isinstance(step, Distill):
+        return {"pytorch", "distill"}
+    return (
+        {"pytorch", "prune"}
+        if step is not None and step.kind.startswith("prune")
+        else {"json", "kv" if isinstance(step, Kv) else "speculative"}
+    )
 
 
 def tags(experiment: Experiment, node: Node, stage: str) -> dict[str, str]:
@@ -118,7 +73,7 @@ def tags(experiment: Experiment, node: Node, stage: str) -> dict[str, str]:
     if step is not None:
         found["step"] = step.kind
         unsaid = ("format", "group_size") if not _on_a_grid(step) else ()  # what stands there is no part of the method
-        for field in ("format", "method", "score", "layers", "group_size"):
+        for field in ("format", "method", "score", "layers", "group_size", "sparsity_pct", "pattern", "loss", "tokens"):
             value = getattr(step, field, None)
             if value is not None and field not in unsaid:
                 found[field] = "row" if value == -1 else str(value)

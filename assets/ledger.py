@@ -17,6 +17,7 @@ from assay.schemas.manifest import Action
 from assay.schemas.protocols import TIMED_SUITES, Divergence, Protocol
 from assay.schemas.steps import Draft, DraftModel, WeightStep
 from assay.schemas.texts import Text
+from assay.schemas.training import Distill
 from assay.warehouse.devices import device_digest
 from assay.warehouse.fingerprint import fingerprint
 from assay.warehouse.versions import numerics_versions
@@ -52,6 +53,8 @@ class Ledger:
             return Action(step={"kind": "base", **_source(node.base)}, code=_code(f"import_{_kind(node.base)}_base"), versions=_versions())
         assert node.parent is not None and node.step is not None
         parents = {"parent": self.digest(node.parent), **({"draft": self.digest(node.draft)} if node.draft else {})}
+        if isinstance(node.step, Distill):
+            parents["teacher"] = self.digest(node.root)
         if None in parents.values():
             return None
         known = {role: digest for role, digest in parents.items() if digest}
@@ -64,9 +67,17 @@ class Ledger:
                 step = {key: value for key, value in step.items() if key not in unsaid}  # the draft's digest says which
                 step |= {"made": True} if node.step.made else {}
             return Action(step=step, code=code("assay.assets.build:write_runtime"), parents=known)
-        calibration = getattr(node.step, "calibration", None)
-        data = {"calibration": self.text(calibration.text)} if calibration else {}
-        more = ("compressed-tensors",) if node.step.kind == "quantize" else ()
+        if isinstance(node.step, Distill):
+            data = {"text": self.text(node.step.text)}
+        else:
+            data = {"calibration": self.text(node.step.calibration.text)} if node.step.calibration else {}
+        more = (
+            ("compressed-tensors",)
+            if node.step.kind == "quantize"
+            else ("peft",)
+            if isinstance(node.step, Distill) and node.step.lora
+            else ()
+        )
         return Action(
             step=step, code=code(maker(node.step)), parents=known, data=data, seed=self.experiment.seed, versions=_versions(*more)
         )
@@ -79,6 +90,22 @@ class Ledger:
         data = {"text": self.text(step.distill.text)}
         return Action(
             step=told, code=_code(maker_of(step)), parents=parents, data=data, seed=self.experiment.seed, versions=_versions(*more)
+        )
+
+    def teacher(self, node: Node, step: Distill) -> Action | None:
+        """What the base says of the text that ``step`` reads, kept for every run that reads it; None where it is run beside the student."""
+        base = self.digest(node.root)
+        if base is None or step.teacher == "model":
+            return None
+        from assay.ops.steps.distill import asked_of_teacher
+
+        data = {"text": self.text(step.text)}
+        return Action(
+            step=asked_of_teacher(step),
+            code=code("assay.ops.steps.distill:teach"),
+            parents={"teacher": base},
+            data=data,
+            versions=_versions(),
         )
 
     def reference(self, protocol: Divergence) -> Action | None:

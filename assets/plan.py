@@ -14,9 +14,10 @@ from assay.schemas.experiment import Variant
 from assay.schemas.graph import Node
 from assay.schemas.manifest import Action
 from assay.schemas.protocols import Acceptance, Arithmetic, Constrained, Distribution, Divergence, Outliers, Protocol, Speculation, Speed
-from assay.schemas.pruning import PruneDepth
+from assay.schemas.pruning import PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.steps import DraftModel
+from assay.schemas.training import Distill
 
 # Forward FLOPs per second on which a first guess rests where nothing like it has been built here; history replaces it at once.
 GUESSED_FLOPS = 1e11
@@ -38,10 +39,16 @@ class Item:
     seconds: float
     action: Action | None
     variant: Variant | None = None
+    teacher: Action | None = None  # what the base says of the text that a distillation reads
 
     @property
     def cached(self) -> bool:
         return self.digest is not None
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """All that the store keeps for it."""
+        return tuple(action for action in (self.action, self.teacher) if action is not None)
 
 
 def plan(ledger: Ledger) -> list[Item]:
@@ -55,7 +62,8 @@ def _items(ledger: Ledger) -> Iterator[Item]:
         kind = "base" if node.step is None else node.step.kind
         action = ledger.node(node)
         seconds = history.seconds(kind, action, node_guess(node, experiment.base.shape))
-        yield Item(labels.node_key(experiment, node), kind, node, None, ledger.digest(node), seconds, action)
+        teacher = ledger.teacher(node, node.step) if isinstance(node.step, Distill) else None
+        yield Item(labels.node_key(experiment, node), kind, node, None, ledger.digest(node), seconds, action, teacher=teacher)
     for name, protocol in experiment.protocols.items():
         if isinstance(protocol, Divergence):
             action = ledger.reference(protocol)
@@ -102,6 +110,14 @@ def node_guess(node: Node, shape: Shape | None) -> float:
         return 10 + size / 1e7
     if isinstance(node.step, PruneDepth):
         return 2 + size / 1e8 + 2 * size * node.step.calibration.windows * node.step.calibration.length / GUESSED_FLOPS
+    if isinstance(node.step, PruneWidth | PruneExperts | PruneWeights):
+        return (
+            3
+            + size / 1e8
+            + (4 * size * node.step.calibration.windows * node.step.calibration.length / GUESSED_FLOPS if node.step.calibration else 0)
+        )
+    if isinstance(node.step, Distill):  # a forward and a backward, and once the teacher's forward
+        return 5 + size / 1e8 + (8 if node.step.teacher == "model" else 6) * size * node.step.tokens / GUESSED_FLOPS
     if isinstance(node.step, DraftModel):  # the teacher's forward, and of a draft of half its size a forward and a backward
         return 2 + size / 1e8 + (5 * size * node.step.distill.tokens / GUESSED_FLOPS if node.step.distill else 0)
     if isinstance(node.step, Smooth | Rotate | Quantize):

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
-from assay.ops.steps import quantize, rotate, smooth
+from assay.ops.steps import prune_depth, prune_experts, prune_weights, prune_width, quantize, rotate, smooth
 from assay.schemas.base import Base
-from assay.schemas.pruning import PruneDepth
+from assay.schemas.pruning import PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
-from assay.schemas.steps import DraftModel, WeightStep
+from assay.schemas.steps import DraftModel, RewriteStep, WeightStep
 from assay.schemas.texts import Calibration, Text
+from assay.schemas.training import Distill
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,80 +23,49 @@ if TYPE_CHECKING:
 
     Windows = Callable[[Calibration], Tensor] | Tensor | None
 
-WAYS = {"smooth": smooth, "rotate": rotate, "quantize": quantize}  # by the kind of step
+WAYS = {
+    "prune_depth": prune_depth, "prune_width": prune_width, "prune_experts": prune_experts, "prune_weights": prune_weights,
+    "smooth": smooth, "rotate": rotate, "quantize": quantize,
+}  # by the kind of step  # fmt: skip
 
 
-def apply(step: WeightStep, parent: Path, out: Path, *, windows: "Windows" = None, seed: int = 0) -> dict[str, Any]:
+def apply(step: RewriteStep, parent: Path, out: Path, *, windows: "Windows" = None, seed: int = 0) -> dict[str, Any]:
     """Do ``step`` to the checkpoint in ``parent`` and write a complete checkpoint into ``out``.
 
     Args:
         out: an existing, empty directory.
         windows: token ids [windows, length] to calibrate on, or what gives them for a calibration spec; only steps that look at text need it.
-        seed: of whatever is drawn at random; the steps so far draw nothing.
+        seed: of whatever is drawn at random.
     Returns:
         What the step has to say for the manifest, as JSON: what was removed and why, or how many bits and of what.
     Raises:
         ValueError: ``out`` is not an empty directory, the parent does not fit the step, or a weight is not finite.
     """
     require_empty(out)
-    match step:
-        case PruneDepth():
-            return prune_depth(step, parent, out, windows=windows, seed=seed)
-        case Smooth() | Rotate() | Quantize():
-            return getattr(WAYS[step.kind], _way(step))(step, parent, out, windows=_given(step, windows), seed=seed)
-        case _:
-            assert_never(step)
+    given = None if step.calibration is None else windows(step.calibration) if callable(windows) else windows
+    return getattr(WAYS[step.kind], _way(step))(step, parent, out, windows=given, seed=seed)
 
 
 def maker(step: WeightStep) -> str:
     """The function that does ``step``, as module:name: what its fingerprint is taken of."""
+    return f"assay.ops.steps.{step.kind}:{'distill' if isinstance(step, Distill) else _way(step)}"
+
+
+def _way(step: RewriteStep) -> str:
+    """The name of the function that does ``step`` in the module of its kind: of the score, search or rounding that it is done with."""
     match step:
+        case Quantize():
+            return quantize.entry(step)
+        case PruneWeights():
+            return step.method
         case PruneDepth():
-            return "assay.ops.apply:prune_depth"
-        case Smooth() | Rotate() | Quantize():
-            return f"assay.ops.steps.{step.kind}:{_way(step)}"
+            return step.score if step.score in ("perplexity", "random") else step.kind
+        case Smooth() | Rotate():
+            return step.method if step.method in ("awq", "spinquant") else step.kind
+        case PruneWidth() | PruneExperts():
+            return step.kind
         case _:
             assert_never(step)
-
-
-def _way(step: Smooth | Rotate | Quantize) -> str:
-    """The name of the function that does ``step`` in the module of its kind: of the search that makes its scales or rotations, if there is one."""
-    if isinstance(step, Quantize):
-        return quantize.entry(step)
-    return step.method if step.method in ("awq", "spinquant") else step.kind
-
-
-def _given(step: Smooth | Rotate | Quantize, windows: "Windows") -> "Tensor | None":
-    """The windows that ``step`` calibrates on, if it looks at text."""
-    if step.calibration is None:
-        return None
-    return windows(step.calibration) if callable(windows) else windows
-
-
-def prune_depth(step: PruneDepth, parent: Path, out: Path, *, windows: "Windows" = None, seed: int = 0) -> dict[str, Any]:
-    """Score the blocks in float32, take ``step.layers`` of them out, and save in the dtype of the parent."""
-    import torch
-
-    from assay.ops.models import dense
-    from assay.ops.prune import depth
-
-    dense.require_dense(parent, "prune_depth")
-    if windows is None:
-        raise ValueError(f"prune_depth scores blocks by {step.score} on text; give windows, token ids of shape [windows, length]")
-    ids = windows(step.calibration) if callable(windows) else windows
-    stored = dense.stored_dtype(parent)
-    model = dense.load_dense(parent, dtype=torch.float32)
-    if step.score == "block_influence":
-        scores = depth.block_influence(model, ids)
-        removed = depth.lowest(scores, step.layers)
-    else:
-        scores = depth.angular_distances(model, ids, step.layers)
-        start = depth.best_run(scores)
-        removed = list(range(start, start + step.layers))
-    before = model.config.get_text_config(decoder=True).num_hidden_layers
-    depth.drop_layers(model, removed)
-    dense.save_checkpoint(dense.move(model, stored), parent, out)  # to float32 and back changes no bit
-    return {"score": step.score, "scores": scores.tolist(), "removed": removed, "layers_before": before, "tokens": ids.numel()}
 
 
 def early_exit_draft(step: DraftModel, target: Path, out: Path) -> dict[str, Any]:

@@ -215,6 +215,10 @@ def _after(path: Path_, step: Step, before: list[str]) -> Problem | None:
         return Problem(
             path, f"{step.kind} after prune_weights, whose zeros it would move or fill", "move the axis of prune_weights after it"
         )
+    if "prune_weights" in before and isinstance(step, Distill) and step.lora is not None:
+        return Problem(
+            (*path, "lora"), "adapters after prune_weights, which would fill its zeros when they are merged", "train the weights themselves"
+        )
     if "prune_weights" in before and isinstance(step, Quantize) and step.method in ("e8", "additive"):
         return Problem(path, f"{step.method} after prune_weights, whose zeros it would fill", "rtn, gptq and hqq keep zeros")
     if isinstance(step, Rotate) and "rotate" in before:

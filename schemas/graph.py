@@ -13,6 +13,7 @@ from assay.schemas.base import Base
 from assay.schemas.experiment import Experiment, Variant
 from assay.schemas.spec import canonical_json
 from assay.schemas.steps import RUNTIME_STEPS, Draft, DraftModel, Step
+from assay.schemas.training import Distill
 
 BASE = "base"
 DRAFT_BASE = "draft_base"
@@ -51,6 +52,12 @@ class Node:
     @cached_property
     def root(self) -> "Node":
         return self.parent.root if self.parent else self
+
+    @property
+    def parents(self) -> "tuple[Node, ...]":
+        """All that it is made from: the prefix, a draft's model, and for a distillation the base that teaches."""
+        teacher = self.root if isinstance(self.step, Distill) and self.parent is not self.root else None
+        return tuple(node for node in (self.parent, self.draft, teacher) if node is not None)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ class Draft(Spec):
         return DraftModel(early_exit=self.early_exit, distill=self.distill)
 
 
-WeightStep = PruneDepth | PruneWidth | PruneExperts | PruneWeights | Distill | Smooth | Rotate | Quantize
+RewriteStep = PruneDepth | PruneWidth | PruneExperts | PruneWeights | Smooth | Rotate | Quantize  # of one parent, in one pass
+WeightStep = RewriteStep | Distill
 RuntimeStep = Kv | Draft
 Step = Annotated[WeightStep | RuntimeStep, Field(discriminator="kind")]
 

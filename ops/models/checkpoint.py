@@ -7,20 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import PreTrainedModel
 
-from assay.ops.models.dense import (
-    load_dense,
-    load_tokenizer,
-    move,
-    quiet,
-    read_config,
-    require_complete,
-    save_checkpoint,
-    stored_dtype,
-    weights_path,
-)
+from assay.ops.models.dense import from_state, load_dense, load_tokenizer, read_config, save_checkpoint, stored_dtype, weights_path
 from assay.ops.models.experts import fuse
 from assay.ops.quantize.read import read_weights
 from assay.ops.quantize.runtime import runtime_of, start
@@ -44,21 +33,11 @@ def load_model(directory: Path, *, dtype: torch.dtype | None = None, device: tor
     said = read_config(directory)
     if not said.get("quantization_config"):
         return _begin(load_dense(directory, dtype=dtype, device=device), said)
-    directory, dtype = Path(directory), dtype or stored_dtype(directory)
-    stored = read_weights(directory)
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    delattr(config, "quantization_config")
+    dtype = dtype or stored_dtype(directory)
+    stored = read_weights(Path(directory))
     weights = {layer: weight.dense().to(dtype) for layer, weight in stored.packed.items()}
     state = stored.dense | fuse(weights) | {f"{layer}.weight": weight for layer, weight in weights.items() if ".experts." not in layer}
-    with quiet():
-        model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(  # type: ignore[union-attr]
-            None, config=config, state_dict=state, dtype=dtype, attn_implementation="sdpa", output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )  # fmt: skip
-        if (directory / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(directory, local_files_only=True)
-    require_complete(info, directory)
-    return _begin(move(model, device=device).eval(), said)
+    return _begin(from_state(directory, state, dtype=dtype, device=device), said)
 
 
 def _begin(model: PreTrainedModel, said: dict[str, Any]) -> PreTrainedModel:

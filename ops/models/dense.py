@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 RUNTIME_KEY = "assay"  # where config.json says what runs beside the weights
+PRUNED_KEY = "assay_pruned"  # where it says that weights of the blocks were set to zero, and are to stay so
+OWN_FILE = "assay.safetensors"  # weights that say nothing alone: a loader that does not know what else is needed finds none, and says so
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
     "vocab.json", "merges.txt", "vocab.txt", "*.model", "*.tiktoken",
@@ -102,13 +106,38 @@ def load_dense(directory: Path, *, dtype: torch.dtype | None = None, device: tor
         FileNotFoundError: no config or no safetensors in ``directory``.
         ValueError: weights are missing from the file, left over in it, or of another shape.
     """
-    read_config(directory)
-    weight_files(directory)
+    said, files = read_config(directory), weight_files(directory)
+    if RUNTIME_KEY in said:
+        return from_state(
+            directory, {name: tensor for file in files for name, tensor in load_file(file).items()}, dtype=dtype, device=device
+        )
     with quiet():
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             directory, dtype=dtype or "auto", attn_implementation="sdpa", use_safetensors=True, local_files_only=True,
             trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
+    require_complete(info, directory)
+    return move(model, device=device).eval()
+
+
+def from_state(
+    directory: Path, state: dict[str, Tensor], *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """The model that the config in ``directory`` describes, with these weights; as :func:`load_dense` otherwise.
+
+    Raises:
+        ValueError: weights are missing, left over, or of another shape.
+    """
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    if hasattr(config, "quantization_config"):
+        delattr(config, "quantization_config")
+    with quiet():
+        model, info = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].from_pretrained(  # type: ignore[union-attr]
+            None, config=config, state_dict=state, dtype=dtype or stored_dtype(directory), attn_implementation="sdpa", output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
+        if (Path(directory) / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(directory, local_files_only=True)
     require_complete(info, directory)
     return move(model, device=device).eval()
 

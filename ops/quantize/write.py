@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from assay.ops.models import structure
-from assay.ops.models.dense import RUNTIME_KEY, check_finite, keep_greedy, quiet, write_tokenizer
+from assay.ops.models.dense import OWN_FILE, RUNTIME_KEY, check_finite, keep_greedy, quiet, write_tokenizer
 from assay.ops.quantize.activations import Activations
 from assay.ops.quantize.grid import Format, Quantized
 from assay.ops.quantize.layout import Packed, kind_of, nbytes, tensors
 from assay.ops.quantize.runtime import Runtime, describe
 
 OWN = "assay"  # the method of our own layout
-OWN_FILE = "assay.safetensors"  # a loader that does not know the method finds no weights, where it would make them up
 PLAIN = """```python
 AutoModelForCausalLM.from_pretrained(directory)
 ```

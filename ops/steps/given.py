@@ -1,13 +1,9 @@
-"""What a step is given, as ops take it: windows of text, rounded inputs. Not here: any step."""
+"""What a step is given, as ops take it: windows of text. Not here: any step."""
 
 from typing import TYPE_CHECKING
 
-from assay.schemas.rounding import Inputs
-
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from assay.ops.quantize.activations import Activations
 
 
 def require_windows(windows: "Tensor | None", what: str) -> "Tensor":
@@ -20,10 +16,3 @@ def require_windows(windows: "Tensor | None", what: str) -> "Tensor":
         given = "none" if windows is None else f"{list(windows.shape)} of them"
         raise ValueError(f"{what}; got {given}, give windows: token ids of shape [windows, length]")
     return windows
-
-
-def activations_of(inputs: Inputs) -> "Activations":
-    """How inputs are rounded, as a step says it; a static range is still to be measured."""
-    from assay.ops.quantize.activations import Activations
-
-    return Activations(inputs.format, inputs.per, inputs.symmetric, inputs.clip_pct / 100)

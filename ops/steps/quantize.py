@@ -197,7 +197,7 @@ def _activations(step: Quantize, model: "PreTrainedModel", rounded: "Rounded", w
         return {}
     from assay.ops.models import structure
     from assay.ops.quantize.activations import calibrate
-    from assay.ops.steps.given import activations_of
+    from assay.ops.steps.inputs import activations_of
 
     how = activations_of(step.inputs)
     names = [name for name in structure.block_linears(model) if name in rounded.layers]

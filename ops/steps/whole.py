@@ -5,8 +5,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from assay.ops.models.dense import RUNTIME_KEY, check_finite, load_dense, require_dense, save_checkpoint, stored_dtype
-from assay.ops.quantize.runtime import Runtime, describe
+from assay.ops.models.dense import check_finite, load_dense, require_dense, save_checkpoint, stored_dtype
 
 
 def opened(parent: Path, what: str) -> tuple[PreTrainedModel, torch.dtype]:
@@ -21,8 +20,6 @@ def opened(parent: Path, what: str) -> tuple[PreTrainedModel, torch.dtype]:
     return model, stored_dtype(parent)
 
 
-def written(model: PreTrainedModel, parent: Path, out: Path, runtime: Runtime | None = None) -> None:
-    """Write ``model``, with what must run beside its weights."""
-    if runtime:
-        setattr(model.config, RUNTIME_KEY, describe(runtime))
+def written(model: PreTrainedModel, parent: Path, out: Path) -> None:
+    """Write ``model`` with the tokenizer of its parent."""
     save_checkpoint(model, parent, out)

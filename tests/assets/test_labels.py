@@ -52,11 +52,11 @@ def node(graph, name):
     ],
 )
 def test_an_asset_says_in_a_line_what_its_step_does(graph, name, said):
-    assert labels.describe(node(graph, name)) == said
+    assert describe(node(graph, name)) == said
 
 
 def test_formats_within_a_budget_are_told_with_it(graph):
-    assert "int8, int3 within 4.5 bits" in labels.describe(node(graph, "mixed"))
+    assert "int8, int3 within 4.5 bits" in describe(node(graph, "mixed"))
 
 
 def test_tags_and_kinds_name_no_format_that_a_method_does_not_have(graph):

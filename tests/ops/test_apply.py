@@ -104,7 +104,7 @@ def test_a_step_done_twice_writes_the_same_bytes(step, parent, tmp_path, windows
 
 
 def test_pruning_without_text_or_of_everything_is_refused(parent, out, windows):
-    with pytest.raises(ValueError, match="scores blocks by block_influence on text; give windows"):
+    with pytest.raises(ValueError, match="scores blocks by block_influence on text; got none, give windows"):
         apply(PruneDepth(layers=1), parent, out)
     with pytest.raises(ValueError, match="cannot remove 4 of 4 blocks"):
         apply(PruneDepth(layers=4), parent, out, windows=windows)
@@ -198,9 +198,12 @@ def test_each_way_to_do_a_step_has_a_function_that_imports_its_own_op(step):
 
 def test_pruning_and_quantizing_do_not_import_each_other_so_a_change_to_one_rebuilds_nothing_of_the_other():
     steps = {
-        node.name: node for node in ast.parse(file_of("assay.ops.steps.quantize").read_text()).body if isinstance(node, ast.FunctionDef)
+        node.name: node
+        for kind in ("prune_depth", "quantize")
+        for node in ast.parse(file_of(f"assay.ops.steps.{kind}").read_text()).body
+        if isinstance(node, ast.FunctionDef)
     }
-    prune, rtn, gptq = closure(FUNCTIONS["prune_depth"]), closure(steps["rtn"]), closure(steps["gptq"])
+    prune, rtn, gptq = (closure(steps[name]) for name in ("prune_depth", "rtn", "gptq"))
     assert "assay.ops.prune.depth" in prune and not [name for name in prune if name.startswith("assay.ops.quantize")]
     assert "assay.ops.quantize.grid" in rtn and not [name for name in rtn if name.startswith("assay.ops.prune")]
     assert not {"assay.ops.quantize.gptq", "assay.ops.quantize.awq", "assay.ops.quantize.hqq"} & (rtn | prune)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from assay.ops.apply import apply, early_exit_draft
 from assay.ops.models.checkpoint import load_model
@@ -64,7 +65,7 @@ def test_a_seed_gives_the_same_bytes_and_another_one_another_rotation(done, floa
         {path.name: path.read_bytes() for path in done(Rotate(online=("down",)), float_parent, name, seed=seed).out.iterdir()}
         for name, seed in (("one", 1), ("same", 1), ("other", 2))
     )
-    assert one == same and one["model.safetensors"] != other["model.safetensors"]
+    assert one == same and one["assay.safetensors"] != other["assay.safetensors"]
     assert not any(str(float_parent.parent).encode() in content for name, content in one.items() if name.endswith(".json"))
 
 
@@ -220,3 +221,9 @@ def test_what_is_rounded_is_not_rotated(float_parent, done):
     packed = done(Quantize(format="int4"), float_parent, "packed").out
     with pytest.raises(ValueError, match="rotate changes dense weights, but its parent is already quantized"):
         done(Rotate(), packed)
+
+
+def test_what_is_rotated_online_does_not_open_without_its_transforms(turned):
+    """Weights alone would be another model, and nothing in them says so."""
+    with pytest.raises(OSError, match="no file named"):
+        AutoModelForCausalLM.from_pretrained(turned)

@@ -1,0 +1,70 @@
+"""The step ``prune_weights``: single weights to zero, by a function for each score. Not here: any arithmetic."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.schemas.pruning import PruneWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from assay.ops.prune.masks import Pruned, Sparsity
+
+
+def magnitude(step: PruneWeights, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """The smallest weights."""
+    from assay.ops.prune.magnitude import prune_model
+    from assay.ops.steps.whole import opened
+
+    model, _ = opened(parent, step.kind)
+    return _save(step, model, prune_model(model, _sparsity(step), scope=step.scope or "layer"), parent, out)
+
+
+def wanda(step: PruneWeights, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """The weights of least size times input."""
+    from assay.ops.prune.wanda import prune_model
+    from assay.ops.steps.given import require_windows
+    from assay.ops.steps.whole import opened
+
+    ids = require_windows(windows, f"{step.method} looks at text")
+    model, _ = opened(parent, step.kind)
+    return _save(step, model, prune_model(model, ids, _sparsity(step)), parent, out)
+
+
+def sparsegpt(step: PruneWeights, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """The weights whose removal the others make up for best."""
+    from assay.ops.prune.sparsegpt import prune_model
+    from assay.ops.steps.given import require_windows
+    from assay.ops.steps.whole import opened
+
+    ids = require_windows(windows, f"{step.method} looks at text")
+    model, _ = opened(parent, step.kind)
+    return _save(step, model, prune_model(model, ids, _sparsity(step), damping=step.damping_pct / 100), parent, out)
+
+
+def _sparsity(step: PruneWeights) -> "Sparsity":
+    from assay.ops.prune.masks import Sparsity
+
+    if step.pattern is None:
+        return Sparsity(step.sparsity_pct or 0)
+    n, m = map(int, step.pattern.split(":"))
+    return Sparsity(n=n, m=m)
+
+
+def _save(step: PruneWeights, model: "PreTrainedModel", pruned: "Pruned", parent: Path, out: Path) -> dict[str, Any]:
+    """Write the model in the dtype of its parent; rounding to it makes no zero another number."""
+    from assay.ops.models.dense import PRUNED_KEY, move, stored_dtype
+    from assay.ops.steps.whole import written
+
+    found = pruned.realised
+    setattr(model.config, PRUNED_KEY, {"pattern": step.pattern, "zeros": found.zeros, "weights": found.weights})
+    written(move(model, stored_dtype(parent)), parent, out)
+    return {
+        "method": step.method,
+        "zeros": found.zeros,
+        "weights": found.weights,
+        "share": found.share,
+        "layers": found.layers,
+        **pruned.summary,
+    }
