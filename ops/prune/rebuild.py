@@ -4,9 +4,9 @@ Not here: which weights are left (``depth.py``, ``width.py``, ``experts.py``).
 """
 
 from collections.abc import Mapping
-from copy import deepcopy
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -18,9 +18,16 @@ def differing(config: PreTrainedConfig, state: Mapping[str, Tensor]) -> list[str
     """The weights that a model of this config lacks, has beside those of ``state``, or has in another shape: they would be lost or random when reopened.
 
     The model is built without memory.
+
+    Raises:
+        ValueError: transformers does not take the config, such as that of a Llama whose hidden size is no multiple of its heads.
     """
+    try:
+        reopened = type(config).from_dict(config.to_dict())
+    except StrictDataclassError as error:
+        raise ValueError(f"the config of what is left cannot be reopened: {error.__cause__ or error}") from error
     with torch.device("meta"):
-        rebuilt = AutoModelForCausalLM.from_config(deepcopy(config))
+        rebuilt = AutoModelForCausalLM.from_config(reopened)
     mine = {name: tensor.shape for name, tensor in state.items()}
     theirs = {name: tensor.shape for name, tensor in rebuilt.state_dict().items()}
     return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
@@ -32,7 +39,7 @@ def become(model: PreTrainedModel, config: PreTrainedConfig, state: Mapping[str,
     Weights of unchanged shape are shared, not copied. Hooks are dropped; the generation config stays.
 
     Raises:
-        ValueError: before anything changes: ``state`` does not fit ``config``, or the config ties a head that is not tied, or the reverse.
+        ValueError: before anything changes: ``state`` does not fit ``config``, or transformers does not take it, or it ties a head that is not tied, or the reverse.
     """
     wrong = differing(config, state)
     if wrong:

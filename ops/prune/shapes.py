@@ -28,6 +28,8 @@ class Family(NamedTuple):
         norms: RMS norms of a block over the hidden size: 2, or 4 in Gemma 3.
         qkv_bias, o_bias, ffn_bias: whether these linear layers have biases; Qwen 2 has the first alone.
         head_norms: queries and keys have a norm of head_dim each, as in Qwen 3 and Gemma 3.
+        whole_heads: the hidden size has to be a multiple of the number of query heads. transformers opens no other Llama or Gemma 3, though nothing
+            in the computation asks for it; Mistral and Qwen may do without.
     """
 
     vocab: int
@@ -39,6 +41,7 @@ class Family(NamedTuple):
     o_bias: bool = False
     ffn_bias: bool = False
     head_norms: bool = False
+    whole_heads: bool = True
 
 
 DIVISORS = Shape(layers=1, kv_groups=1, ffn=64, hidden=64)
@@ -100,6 +103,8 @@ def search(
             f"divisors {tuple(divisors)} leave {count:,} shapes of {tuple(full)}; {MOST:,} at most are looked at, so take larger divisors"
         )
     shapes = [Shape(*each) for each in itertools.product(*sizes)]
+    if family.whole_heads:  # the shape before is taken as it is
+        shapes = [shape for shape in shapes if shape.hidden % (shape.kv_groups * family.heads_per_group) == 0 or shape == full]
     fitting = [(shape, size) for shape in shapes if (size := parameters(shape, family)) <= parameters_at_most]
     if not fitting:
         smallest = min(shapes, key=lambda shape: parameters(shape, family))

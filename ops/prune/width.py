@@ -69,7 +69,8 @@ def cut(model: PreTrainedModel, kept: Kept, *, correct_norms: bool = True) -> No
             False, as in the source, is nearer.
     Raises:
         ValueError: before anything changes: numbers outside the model, given twice, or of unequal count; query heads that leave the groups uneven; a
-            parameter whose place is not known (named); FFN channels of experts; or the hidden size of a family that is not in :data:`HIDDEN`.
+            parameter whose place is not known (named); FFN channels of experts; the hidden size of a family that is not in :data:`HIDDEN`; or a config
+            that transformers does not take: in Llama and Gemma 3 the hidden size has to be a multiple of the number of query heads.
     Source:
         Muralidharan et al. 2024 (Minitron), §2, arXiv:2407.14679. Unlike it, with the correction of norms and with whole key-value groups.
     """
