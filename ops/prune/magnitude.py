@@ -22,8 +22,8 @@ def prune_model(model: PreTrainedModel, sparsity: Sparsity, *, scope: Literal["l
         ValueError: the sparsity does not fit a weight (a note names it), ``global`` with a pattern, a weight is NaN, or too small a share of the model is
             reached. Nothing is changed then.
     Source:
-        Han et al. 2015, arXiv:1506.02626, in one step and without the training that goes on between theirs; ``global`` and ``row`` are the variants that
-        Wanda compares (Sun et al. 2023, §5, arXiv:2306.11695).
+        Han et al. 2015, arXiv:1506.02626, in one step and without the training that goes on between theirs. ``row`` is the comparison group of Wanda,
+        arXiv:2306.11695, without its inputs.
     """
     weights = prunable(model, sparsity)
     if scope == "global":

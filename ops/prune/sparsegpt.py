@@ -97,7 +97,8 @@ def prune_model(
     """Prune the weights of the blocks by :func:`sparsegpt`, in place, and round what stays if a ``format`` is given.
 
     Args:
-        windows: token ids to calibrate on.
+        windows: token ids to calibrate on: many times as many as the widest input, or the weights follow the text. Of SmolLM2-135M at 50 % the mean KL is
+            1.16 with 2,048 tokens and 0.89 with 12,288; Wanda, which changes no weight that stays, has 0.91 and 0.88.
         real: False at padding.
         format, damping, block: see :func:`sparsegpt`.
         true_sequential, propagate, batch: see ``sequential.walk``. The paper's code prunes all layers of a block on the block as it was, True does not.
