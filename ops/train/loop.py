@@ -92,6 +92,8 @@ def train(
     settings: Settings,
     *,
     zeros: Mapping[str, Tensor] | None = None,
+    rates: Mapping[str, float] | None = None,
+    curve: list[Point] | None = None,
     evaluate: Callable[[], Mapping[str, float]] | None = None,
     state: Path | None = None,
     run: Mapping[str, Any] | None = None,
@@ -107,6 +109,8 @@ def train(
         objective: of one part.
         zeros: by the name of a trained parameter, True where it is zero and stays so: neither its gradient, which counts for no norm, nor decay or
             moments move it.
+        rates: by the beginning of a parameter's name, its multiple of the learning rate; such parameters do not decay.
+        curve: a list that the curve is kept in while it grows, for ``batches`` that go by what evaluations found.
         evaluate: metrics of the model as it is; called before the first step, every ``evaluate_every`` steps, and after the last.
         state: a directory in which states are kept; when there is one, the run goes on from it, whatever weights ``model`` came with.
         run: what else the run is (JSON): a state that was saved with something else is refused.
@@ -123,15 +127,15 @@ def train(
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     _check_parameters(model, parameters)
     masks = _masks(parameters, zeros or {})
-    optimizer = _optimizer(parameters, settings)
+    optimizer = _optimizer(parameters, settings, rates or {})
     identity = {"settings": settings._replace(save_seconds=0.0)._asdict(), **(run or {})}
     device = next(iter(parameters.values())).device
-    begin, tokens, points = 0, 0, []
+    begin, tokens, points = 0, 0, [] if curve is None else curve
     held = [0.0, 0]  # the sum of losses since the last point, and its tokens
     found = states.load(state, expected=identity, shapes={name: parameter.shape for name, parameter in parameters.items()})
     if found is not None:
         begin, tokens, held = found.facts["step"], found.facts["tokens"], list(found.facts["held"])
-        points = [Point(**point) for point in found.facts["points"]]
+        points[:] = [Point(**point) for point in found.facts["points"]]
         _restore(parameters, optimizer, found.tensors, begin)
     else:
         points.append(Point(0, 0, None, learning_rate(0, settings), None, _evaluated(model, evaluate)))
@@ -140,7 +144,7 @@ def train(
         started = time.monotonic()
         rate = learning_rate(step, settings)
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["multiple"]
         model.train()
         with _seeded(seed_of(settings.seed, "step", step), device):
             total, count = _accumulate(batches(step), objective)
@@ -219,11 +223,15 @@ def _keep_zero(masks: Sequence[tuple[nn.Parameter, Tensor]]) -> None:
         parameter.masked_fill_(mask, 0)
 
 
-def _optimizer(parameters: Mapping[str, nn.Parameter], settings: Settings) -> torch.optim.AdamW:
+def _optimizer(parameters: Mapping[str, nn.Parameter], settings: Settings, rates: Mapping[str, float]) -> torch.optim.AdamW:
     groups = [
-        {"params": [each for each in parameters.values() if each.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [each for each in parameters.values() if each.ndim < 2], "weight_decay": 0.0},
+        {"params": [], "weight_decay": settings.weight_decay, "multiple": 1.0},
+        {"params": [], "weight_decay": 0.0, "multiple": 1.0},
+        *({"params": [], "weight_decay": 0.0, "multiple": multiple} for multiple in rates.values()),
     ]
+    for name, parameter in parameters.items():
+        own = next((number for number, prefix in enumerate(rates) if name.startswith(prefix)), None)
+        groups[int(parameter.ndim < 2) if own is None else 2 + own]["params"].append(parameter)
     kept = [group for group in groups if group["params"]]
     return torch.optim.AdamW(kept, lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon, fused=True)
 
