@@ -43,7 +43,22 @@ def apply(step: RewriteStep, parent: Path, out: Path, *, windows: "Windows" = No
     """
     require_empty(out)
     given = None if step.calibration is None else windows(step.calibration) if callable(windows) else windows
-    return getattr(WAYS[step.kind], _way(step))(step, parent, out, windows=given, seed=seed)
+    told = getattr(WAYS[step.kind], _way(step))(step, parent, out, windows=given, seed=seed)
+    _require_zeros(step, parent, out)
+    return told
+
+
+def _require_zeros(step: RewriteStep, parent: Path, out: Path) -> None:
+    """Refuse a result in which weights that were pruned before ``step`` are no longer zero. Blocks may go, whole."""
+    from assay.ops.models.dense import PRUNED_KEY, read_config
+
+    if PRUNED_KEY not in read_config(parent) or isinstance(step, PruneDepth):
+        return
+    from assay.ops.models.checkpoint import load_model
+    from assay.ops.models.experts import weights
+    from assay.ops.prune.masks import require_kept, zeros_of
+
+    require_kept(zeros_of(load_model(parent)), weights(load_model(out)))
 
 
 def maker(step: WeightStep) -> str:
@@ -77,10 +92,6 @@ def early_exit_draft(step: DraftModel, target: Path, out: Path) -> dict[str, Any
     return write_early_exit(target, out, step.early_exit)
 
 
-HELD_OUT_TOKENS = 4096  # that a draft is evaluated on while it is trained
-CURVE_POINTS, EVALUATED_EACH = 60, 5  # about so many points has the curve of a draft, and each so many of them an evaluation
-
-
 def train_draft(
     step: DraftModel,
     target: Path,
@@ -112,8 +123,8 @@ def train_draft(
     from assay.ops.models import checkpoint, dense
     from assay.ops.models.early_exit import early_exit
     from assay.ops.steps.quantize import hqq, rtn
+    from assay.ops.steps.training import settings_of, steps_of, texts_of
     from assay.ops.train.draft import distill, eos_of, overlap_with, require_same_tokens
-    from assay.ops.train.loop import Settings
 
     require_empty(out)
     asked, device = step.distill, "cuda" if torch.cuda.is_available() else "cpu"
@@ -127,17 +138,10 @@ def train_draft(
     student = checkpoint.load_model(start, dtype=torch.float32, device=device)
     if step.early_exit is not None:
         student = early_exit(student, step.early_exit)
-    steps = -(-asked.tokens // (asked.batch * asked.length))
-    ids = windows(asked.text, steps * asked.batch + HELD_OUT_TOKENS // asked.length + 1, asked.length)
-    read, held_out = ids[: steps * asked.batch], ids[steps * asked.batch :]
-    record = max(1, steps // CURVE_POINTS)
-    settings = Settings(
-        steps=steps, learning_rate=asked.learning_rate, warmup_steps=steps * asked.warmup_pct // 100, record_every=record,
-        evaluate_every=EVALUATED_EACH * record, seed=seed,
-    )  # fmt: skip
+    read, held_out = texts_of(asked, windows)
     points = distill(
         student, teacher, read, held_out, loss=asked.loss, temperature=asked.temperature, on_policy_pct=asked.on_policy_pct, rows=asked.batch,
-        settings=settings, vocabulary=len(tokenizer), eos_ids=eos_of(student), state=state, run=run, progress=progress,
+        settings=settings_of(asked, seed), vocabulary=len(tokenizer), eos_ids=eos_of(student), state=state, run=run, progress=progress,
     )  # fmt: skip
     stored = dense.stored_dtype(start)
     with tempfile.TemporaryDirectory() as temporary:
@@ -147,7 +151,7 @@ def train_draft(
     measure = overlap_with(teacher, held_out, vocabulary=len(tokenizer))
     written = measure(checkpoint.load_model(out, dtype=torch.float32, device=device))
     return {
-        "steps": steps, "tokens": points[-1].tokens, "layers": student.config.get_text_config(decoder=True).num_hidden_layers,
+        "steps": steps_of(asked), "tokens": points[-1].tokens, "layers": student.config.get_text_config(decoder=True).num_hidden_layers,
         "held_out_tokens": held_out.numel(), "before": points[0].metrics, "after": points[-1].metrics, "stored": written._asdict(),
         "curve": [point._asdict() for point in points], **({"packed": packed} if packed else {}),
     }  # fmt: skip

@@ -4,26 +4,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.schemas.texts import Text
+from assay.ops.steps.training import settings_of, steps_of, texts_of
 from assay.schemas.training import Distill
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from assay.ops.steps.training import Windows
     from assay.ops.train.loop import Progress
     from assay.ops.train.teachers import CachedStates, CachedTopK
 
-    Windows = Callable[[Text, int, int], Tensor]
-
-HELD_OUT_TOKENS = 4096  # that the student is evaluated on while it is trained
-CURVE_POINTS, EVALUATED_EACH = 60, 5  # about so many points has the curve, and each so many of them an evaluation
 SAID = "said.safetensors"
-
-
-def steps_of(step: Distill) -> int:
-    """Updates of the weights: whole ones, so rounded up."""
-    return -(-step.tokens // (step.batch * step.length))
 
 
 def asked_of_teacher(step: Distill) -> dict[str, Any]:
@@ -49,7 +41,7 @@ def teach(step: Distill, teacher: Path, out: Path, *, windows: "Windows") -> dic
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(teacher, dtype=None if device == "cuda" else torch.float32, device=device)
-    read, held_out = _texts(step, windows)
+    read, held_out = texts_of(step, windows)
     tensors = {"held_out": states_of(model, held_out).cpu()}
     if step.top_k is None:
         tensors["states"] = teacher_states(model, read)
@@ -91,7 +83,6 @@ def distill(
     from assay.ops.steps.whole import opened, written
     from assay.ops.train.draft import eos_of, require_same_tokens
     from assay.ops.train.hidden import paired_blocks
-    from assay.ops.train.loop import Settings
     from assay.ops.train.lora import adapt, merge
     from assay.ops.train.on_policy import OnPolicy
     from assay.ops.train.recover import Objective, recover
@@ -100,7 +91,7 @@ def distill(
     require_same_tokens(tokenizer, checkpoint.load_tokenizer(parent))
     student, stored = opened(parent, step.kind)
     dense.move(student, device=device)
-    read, held_out = _texts(step, windows)
+    read, held_out = texts_of(step, windows)
     source = checkpoint.load_model(teacher, dtype=None if device == "cuda" else torch.float32, device=device).requires_grad_(False)
     given = source if said is None else _read(step, said, source, len(tokenizer))
     pairs = paired_blocks(layers_from(student, source)) if step.hidden_pct else ()
@@ -110,21 +101,15 @@ def distill(
     )  # fmt: skip
     zeros = _zeros(student)
     adapted = None if step.lora is None else adapt(student, rank=step.lora.rank, alpha=step.lora.alpha, seed=seed)
-    steps = steps_of(step)
-    record = max(1, steps // CURVE_POINTS)
-    settings = Settings(
-        steps=steps, learning_rate=step.learning_rate, warmup_steps=steps * step.warmup_pct // 100, record_every=record,
-        evaluate_every=EVALUATED_EACH * record, seed=seed,
-    )  # fmt: skip
     points = recover(
-        student, given, read, held_out, objective=objective, settings=settings, rows=step.batch, zeros=zeros, vocabulary=len(tokenizer),
+        student, given, read, held_out, objective=objective, settings=settings_of(step, seed), rows=step.batch, zeros=zeros, vocabulary=len(tokenizer),
         on_policy=OnPolicy(step.on_policy_pct, eos_ids=eos_of(student)), bf16=device == "cuda", state=state, run=run, progress=progress,
     )  # fmt: skip
     if adapted is not None:
         merge(adapted)
     written(dense.move(student, stored, "cpu"), parent, out)
     return {
-        "loss": step.loss, "steps": steps, "tokens": points[-1].tokens, "held_out_tokens": held_out.numel(), "before": points[0].metrics,
+        "loss": step.loss, "steps": steps_of(step), "tokens": points[-1].tokens, "held_out_tokens": held_out.numel(), "before": points[0].metrics,
         "after": points[-1].metrics, "curve": [point._asdict() for point in points],
     }  # fmt: skip
 
@@ -146,13 +131,6 @@ def layers_from(student: "PreTrainedModel", teacher: "PreTrainedModel") -> list[
             "a checkpoint of prune_depth does, or leave hidden_pct out"
         )
     return list(range(all_)) if known is None else list(known)
-
-
-def _texts(step: Distill, windows: "Windows") -> "tuple[Tensor, Tensor]":
-    """The windows to read, and those behind them in the text, which are held out."""
-    count = steps_of(step) * step.batch
-    ids = windows(step.text, count + HELD_OUT_TOKENS // step.length + 1, step.length)
-    return ids[:count], ids[count:]
 
 
 def _read(step: Distill, said: Path, teacher: "PreTrainedModel", vocabulary: int) -> "CachedStates | CachedTopK":

@@ -239,6 +239,7 @@ def _gptq(
     found = quantize_model(
         dense.move(model, torch.float32), ids, formats, act_order=step.gptq.act_order, damping=step.gptq.damping_pct / 100,
         shrink=1.0 if shrink is None else shrink, true_sequential=step.gptq.true_sequential, propagate=step.gptq.propagate,
+        keep_zeros=hasattr(model.config, dense.PRUNED_KEY),
     )  # fmt: skip
     layers = {**found.layers, **rest}
     told = replace(dense.move(model, stored), layers, untie=step.head == "untie")

@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from assay.ops.apply import HELD_OUT_TOKENS, early_exit_draft, train_draft
+from assay.ops.apply import early_exit_draft, train_draft
 from assay.ops.models.checkpoint import load_model, load_tokenizer, weights_path
 from assay.ops.models.early_exit import write_early_exit
 from assay.ops.steps.quantize import rtn
+from assay.ops.steps.training import HELD_OUT_TOKENS
 from assay.ops.train.draft import overlap_with
 from assay.ops.train.losses import divergence
 from assay.schemas.rounding import Quantize
