@@ -48,11 +48,12 @@ def rows_at(step: int, *, rows: int, windows: int, seed: int) -> Int64[Tensor, "
         windows: how many there are.
     """
     numbers = range(step * rows, (step + 1) * rows)
-    return torch.tensor([_order(windows, seed, number // windows)[number % windows] for number in numbers])
+    return torch.tensor([order_of(windows, seed, number // windows)[number % windows] for number in numbers])
 
 
-@lru_cache(maxsize=2)
-def _order(windows: int, seed: int, epoch: int) -> list[int]:
+@lru_cache(maxsize=16)
+def order_of(windows: int, seed: int, epoch: int) -> list[int]:
+    """The order in which a pass, from 0, reads so many windows."""
     return torch.randperm(windows, generator=generator(seed, "order", epoch)).tolist()
 
 

@@ -5,6 +5,7 @@ Models and tensors in, the curve out. Not here: the losses (``losses.py``, ``hid
 """
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from assay.ops.evaluate.divergence import Head, check_head, head_of
 from assay.ops.train import passes
 from assay.ops.train.batches import Batch, batch_of, digest, rows_at, split
+from assay.ops.train.domains import Domains, losses_with, reader
 from assay.ops.train.hidden import Pairs, hidden_sum, maps_between
 from assay.ops.train.loop import Loss, Point, Progress, Settings, train
 from assay.ops.train.losses import DivergenceName, cross_entropy_sum, distillation_sum, divergence, trainable_head
@@ -62,6 +64,7 @@ def recover(
     on_policy: OnPolicy = OnPolicy(),  # noqa: B008
     zeros: Mapping[str, Bool[Tensor, "..."]] | None = None,
     document_ends: Collection[int] = frozenset(),
+    domains: Domains | None = None,
     bf16: bool = False,
     vocabulary: int | None = None,
     state: Path | None = None,
@@ -80,6 +83,7 @@ def recover(
         held_out: text that is not trained on, for the evaluations.
         zeros: name of a parameter → True at weights that are zero and stay so.
         document_ends: see ``passes.final_states``; a cache has to be made with the same.
+        domains: of the windows; a step then reads more of those that are furthest from their references, see ``domains.reader``.
         bf16: blocks multiply in bfloat16 (autocast); weights, losses, head and evaluations stay float32.
         vocabulary: how many ids the tokenizer that both share has; ids beyond are padding. What both heads have, when None.
         state, run, progress: see ``loop.train``.
@@ -116,12 +120,17 @@ def recover(
     maps = maps_between(head_of(student).weight.shape[1], teacher_head.weight.shape[1], asked.hidden, seed=settings.seed).to(device)
     student_blocks, teacher_blocks = ([pair[side] for pair in asked.hidden] for side in (0, 1))
 
+    curve: list[Point] = []
+    choose = partial(rows_at, rows=rows, windows=len(windows), seed=settings.seed)
+    if domains is not None:
+        choose = reader(domains, curve, windows=len(windows), rows=rows, seed=settings.seed)
+
     def forward(model: Any, ids: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             return passes.final_states(model, ids, document_ends=document_ends)
 
     def batches(step: int) -> list[Batch]:
-        batch = batch_of(windows, rows_at(step, rows=rows, windows=len(windows), seed=settings.seed), device)
+        batch = batch_of(windows, choose(step), device)
         batch = with_samples(batch, step, student, on_policy, seed=settings.seed, vocabulary=shared)
         return split(batch, passes.FORWARD_TOKENS)
 
@@ -149,15 +158,17 @@ def recover(
         return Loss(total, int(batch.real.sum()))
 
     held = teacher.held_out.to(device) if cached else states_of(teacher, held_out, document_ends=document_ends)
-    measures: list[Callable[[Any], Any]] = [
-        overlap_with_states(held, teacher_head, held_out, vocabulary=shared, document_ends=document_ends)
-    ]
+    overlap = overlap_with_states(held, teacher_head, held_out, vocabulary=shared, document_ends=document_ends)
+    measures: list[Callable[[Any], dict[str, float]]] = [lambda model: overlap(model)._asdict()]
     if isinstance(teacher, CachedTopK) and compare is not None:
         measures.append(_bias_with(teacher, held, teacher_head.cut(shared), held_out, compare, document_ends))
+    if domains is not None:
+        measures.append(losses_with(domains, held_out, vocabulary=shared, document_ends=document_ends))
     told = {
         **asked._asdict(), "hidden": [list(pair) for pair in asked.hidden], "on_policy_pct": on_policy.pct, "rows": rows, "prefix": prefix,
         "teacher": type(teacher).__name__, "tail": getattr(teacher, "tail", None), "windows": list(windows.shape), "text": digest(windows),
         "vocabulary": shared, "document_ends": sorted(document_ends), "bf16": bf16,
+        "domains": None if domains is None else [part if part is None or isinstance(part, tuple) else part.tolist() for part in domains],
         "zeros": {name: int(mask.sum()) for name, mask in (zeros or {}).items()},
     }  # fmt: skip
     return train(
@@ -166,7 +177,8 @@ def recover(
         loss_of,
         settings,
         zeros={f"student.{name}": mask for name, mask in (zeros or {}).items()},
-        evaluate=lambda: {name: value for measure in measures for name, value in measure(student)._asdict().items()},
+        curve=curve,
+        evaluate=lambda: {name: value for measure in measures for name, value in measure(student).items()},
         state=state,
         run={**told, **(run or {})},
         progress=progress,
@@ -236,17 +248,17 @@ def _require_ids(windows: Tensor, held_out: Tensor, shared: int) -> None:
 
 def _bias_with(
     teacher: CachedTopK, held: Tensor, head: Head, held_out: Tensor, compare: Any, document_ends: Collection[int]
-) -> Callable[[Any], Bias]:
+) -> Callable[[Any], dict[str, float]]:
     known = held.flatten(0, 1)
     top = top_k_of(held, head, teacher.top.ids.shape[-1])
     flat = rows_of(top, torch.ones_like(top.log_tail, dtype=torch.bool), held.device)
 
-    def measure(student: Any) -> Bias:
+    def measure(student: Any) -> dict[str, float]:
         own = head_of(student)
         states = states_of(student, held_out, document_ends=document_ends).flatten(0, 1)
         short = top_k_sum(flat, states, own, compare, tail=teacher.tail)
         full = distillation_sum(known, head, states, own, compare, vocabulary=top.vocabulary)
-        return Bias(float(top.log_tail.exp().mean()), float(short) / len(states), float(full) / len(states))
+        return Bias(float(top.log_tail.exp().mean()), float(short) / len(states), float(full) / len(states))._asdict()
 
     return measure
 

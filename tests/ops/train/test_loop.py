@@ -363,3 +363,44 @@ def test_a_loss_far_above_its_lowest_ends_the_run_after_the_warm_up():
     assert len(rising([1e-4, 1e-2, 5e-2], stop_above=2.0)) == 4  # a rise by nearly nothing is none
     with pytest.raises(ValueError, match=r"stop_above=1\.0 times the lowest loss; a factor above 1"):
         rising([1.0], stop_above=1.0)
+
+
+def test_a_parameter_with_a_rate_of_its_own_moves_by_it_and_does_not_decay():
+    """AdamW's first step is the rate: 0.01 for the one, 5 times that for the other."""
+    model = nn.ModuleDict({"plain": nn.Linear(1, 1, bias=False), "gates": nn.Linear(1, 1, bias=False)})
+    before = weights(model)
+    settings = Settings(steps=1, learning_rate=0.01, weight_decay=0.5, record_every=1, evaluate_every=1)
+    one = torch.ones(1, 1)
+    curve = []
+    points = train(
+        model,
+        lambda step: [one],
+        lambda part: Loss(sum(each(part).sum() for each in model.values()), 1),
+        settings,
+        rates={"gates.": 5.0},
+        curve=curve,
+    )
+    assert torch.allclose(model["plain"].weight, before["plain.weight"] * (1 - 0.01 * 0.5) - 0.01, atol=1e-6)
+    assert torch.allclose(model["gates"].weight, before["gates.weight"] - 0.05, atol=1e-6)
+    assert points is curve and len(curve) == 2
+
+
+def test_the_curve_that_batches_see_is_the_one_that_is_returned(tmp_path):
+    """Also of a run that goes on: the points before the stop are there when the first batch is asked for."""
+    seen = []
+
+    def go(curve, **more):
+        model = Small(dropout=0.0)
+
+        def batches(step):
+            seen.append((step, [point.step for point in curve]))
+            return [data(step)]
+
+        return train(model, batches, of(model), QUICK, curve=curve, **more)
+
+    with pytest.raises(Killed):
+        go([], state=tmp_path, progress=killing(9))
+    before = list(seen)
+    seen.clear()
+    points = go([], state=tmp_path)
+    assert before[4] == (4, [0, 4]) and seen[0] == (9, [0, 4, 8]) and [point.step for point in points] == [0, 4, 8, 12]
