@@ -19,7 +19,7 @@ from assay.ops.models import structure
 
 
 class NeedlePrompt(NamedTuple):
-    """A text that ends by repeating a passage: tokens ``start`` to ``stop`` (exclusive) are the needle, those from ``answer`` on repeat tokens of it."""
+    """A text that ends by repeating a passage of it: tokens ``start`` to ``stop`` (exclusive), the needle. ``answer`` is where that begins."""
 
     ids: Int[Tensor, " tokens"]
     start: int
@@ -53,14 +53,14 @@ def needle_prompt(
 
 
 def retrieval_scores(model: PreTrainedModel, prompts: Sequence[NeedlePrompt]) -> Float64[Tensor, "layers heads"]:
-    """How often a head looks at what is copied: the share of the answer's tokens at whose prediction its most attended token is that very token, inside
-    the needle; a mean over prompts.
+    """How often a head looks at what is copied: the share of the answer's tokens at whose prediction its most attended token is that very
+    token, inside the needle; a mean over prompts.
 
     Raises:
         ValueError: no prompt, or a model in training.
     Source:
-        Wu et al. 2024, §2, arXiv:2404.15574, who call a head with 0.1 or more a retrieval head. Unlike there the answer is given, not generated, so that a
-        model that does not find it has scores too; and each token of the answer counts, a repeated one again.
+        Wu et al. 2024, §2, arXiv:2404.15574, who call a head with 0.1 or more a retrieval head. Unlike there the answer is given, not generated, so
+        that a model that does not find it has scores too; and each token of the answer counts, a repeated one again.
     """
 
     def score(attention: Tensor, prompt: NeedlePrompt) -> Tensor:
@@ -82,7 +82,7 @@ def induction_scores(
     Raises:
         ValueError: no sequence, or a model in training.
     Source:
-        Olsson et al. 2022, "Program synthesis: prefix matching", arXiv:2209.11895.
+        Olsson et al. 2022, whose prefix matching it is, arXiv:2209.11895. Unlike there, a sequence is repeated once and not three times.
     """
     length, front = sequences.shape[1], 0 if first is None else 1
 

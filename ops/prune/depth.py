@@ -103,7 +103,8 @@ def lowest(scores: Float[Tensor, "layers"], count: int) -> list[int]:
 
 
 def random_layers(layers: int, count: int, seed: int) -> list[int]:
-    """``count`` of ``layers`` blocks drawn without a look at the model, each as likely as any other, first and last included: the control for scores.
+    """``count`` of ``layers`` blocks drawn without a look at the model, each as likely as any other, first and last included: the control
+    for scores.
 
     Raises:
         ValueError: ``count`` is not between 1 and ``layers`` less one.

@@ -1,4 +1,7 @@
-"""Removing blocks one at a time, each time the one that is missed least, by the loss itself. Not here: scores of one pass, and taking blocks out (``depth.py``)."""
+"""Removing blocks one at a time, each time the one that is missed least, by the loss itself.
+
+Not here: scores of one pass, and taking blocks out (``depth.py``).
+"""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -34,9 +37,9 @@ def greedy(
 ) -> list[Removal]:
     """Choose ``count`` blocks, one after the other: of those that are left always the one without which the next tokens are predicted best.
 
-    A missing block hands on what it reads; the model is not changed, and the blocks are for ``drop_layers`` to take out. In each round the states before
-    every block are computed once, and without a block only those after it and the head run: with ``n`` blocks left about ``n²/2`` blocks and ``n``
-    heads a round. Memory: the states before each block for ``BATCH`` windows, and ``CHUNK`` rows of logits.
+    A missing block hands on what it reads; the model is not changed, and the blocks are for ``drop_layers`` to take out. In each round the
+    states before every block are computed once, and without a block only those after it and the head run: with ``n`` blocks left about
+    ``n²/2`` blocks and ``n`` heads a round. Memory: the states before each block for ``BATCH`` windows, and ``CHUNK`` rows of logits.
 
     Args:
         real: False at padding, on either side; all tokens count when None.
@@ -45,7 +48,7 @@ def greedy(
     Raises:
         ValueError: no window of two real tokens; ``count`` blocks cannot go; or no candidate has a finite loss.
     Source:
-        Kim et al. 2024 (Shortened LLaMA), §3.1 (PPL), arXiv:2402.02834. Unlike it, scores are taken anew after each removal.
+        Kim et al. 2024 (Shortened LLaMA), whose criterion PPL it is, arXiv:2402.02834. Unlike it, scores are taken anew after each removal.
     """
     layers = len(structure.blocks(model))
     if not 1 <= count < layers:

@@ -96,31 +96,34 @@ def usage(
 
 
 def drop_experts(model: PreTrainedModel, kept: Sequence[Sequence[int]]) -> None:
-    """Keep the experts ``kept[mixture]``, in place, in the model's order; the router loses the rows of the others, and the config names what is left.
+    """Keep the experts ``kept[mixture]``, in place, in the model's order; the router loses the rows of the others, and the config names
+    what is left.
 
     An expert that no token was sent to is removed without a change, if the router normalises over the experts it chose. Where it does not
     (``norm_topk_prob`` false), the weights of those that stay grow, since they come from a softmax over all.
 
     Raises:
-        ValueError: before anything changes: no mixture of a known kind, numbers outside it or given twice, of unequal count, or fewer than a token is sent to.
+        ValueError: before anything changes: no mixture of a known kind, numbers outside it or given twice, of unequal count, or fewer than
+            a token is sent to.
     """
     _keep(model, kept, dict(model.state_dict()))
 
 
 def merge_experts(model: PreTrainedModel, kept: Sequence[Sequence[int]], used: Usage, *, align: bool = True) -> None:
-    """:func:`drop_experts`, but each expert that goes is averaged into the one that stays whose mean output is nearest (L2; of equal ones the first).
+    """:func:`drop_experts`, but each expert that goes is averaged into the one that stays whose mean output is nearest (L2; of equal ones
+    the first).
 
     The average is weighted by tokens; where a group got none, the one that stays is left as it is. Its router row is kept as it is.
 
     Args:
         used: from :func:`usage` with ``outputs=True``.
-        align: first reorder the inner channels of the expert that goes, so that their weights are most like those of the other (an assignment problem,
-            for each expert about 0.04 s at 768 inner channels and 1 s at 3,072).
+        align: first reorder the inner channels of the expert that goes, so that their weights are most like those of the other (an
+            assignment problem, for each expert about 0.04 s at 768 inner channels and 1 s at 3,072).
     Raises:
         ValueError: as :func:`drop_experts`; or ``used`` has no outputs, or is of another model.
     Source:
-        Averages and their weights: Li et al. 2023 (M-SMoE), §3, arXiv:2310.01334, which compares router logits instead. Comparing outputs: Chen et al. 2024
-        (HC-SMoE), arXiv:2410.08589, which clusters all experts and not each with one that was chosen to stay.
+        Averages and their weights: Li et al. 2023 (M-SMoE), arXiv:2310.01334, which compares router logits instead. Comparing outputs: Chen et al.
+        2024 (HC-SMoE), arXiv:2410.08589, which clusters all experts and not each with one that was chosen to stay.
     """
     mixtures, count = _mixtures(model), _count(model)
     if used.outputs is None or used.tokens.shape != (len(mixtures), count):
@@ -213,7 +216,8 @@ def _checked(model: PreTrainedModel, kept: Sequence[Sequence[int]]) -> list[list
     least = model.config.get_text_config(decoder=True).num_experts_per_tok
     if len(kept) != mixtures or len({len(each) for each in kept}) != 1 or len(kept[0]) < least:
         raise ValueError(
-            f"{[len(each) for each in kept]} experts are kept; {mixtures} lists of one length were expected, {least} to {count}, since a token is sent to {least}"
+            f"{[len(each) for each in kept]} experts are kept; {mixtures} lists of one length were expected, {least} to {count}, "
+            f"since a token is sent to {least}"
         )
     for mine in kept:
         if len(set(mine)) != len(mine) or not all(0 <= each < count for each in mine):

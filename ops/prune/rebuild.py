@@ -15,9 +15,9 @@ from assay.ops.models.dense import quiet
 
 
 def differing(config: PreTrainedConfig, state: Mapping[str, Tensor]) -> list[str]:
-    """The weights that a model of this config lacks, has beside those of ``state``, or has in another shape: they would be lost or random when reopened.
+    """The weights that a model of this config lacks, has beside those of ``state``, or has in another shape.
 
-    The model is built without memory.
+    They would be lost, or random, when it is reopened. The model is built without memory.
 
     Raises:
         ValueError: transformers does not take the config, such as that of a Llama whose hidden size is no multiple of its heads.
@@ -34,12 +34,13 @@ def differing(config: PreTrainedConfig, state: Mapping[str, Tensor]) -> list[str
 
 
 def become(model: PreTrainedModel, config: PreTrainedConfig, state: Mapping[str, Tensor]) -> None:
-    """Turn ``model``, in place, into the one that ``config`` describes, with the weights of ``state``: every size that a module keeps is then right.
+    """Turn ``model``, in place, into the one that ``config`` describes, with the weights of ``state``.
 
-    Weights of unchanged shape are shared, not copied. Hooks are dropped; the generation config stays.
+    Every size that a module keeps is then right. Weights of unchanged shape are shared, not copied. Hooks are dropped; the generation config stays.
 
     Raises:
-        ValueError: before anything changes: ``state`` does not fit ``config``, or transformers does not take it, or it ties a head that is not tied, or the reverse.
+        ValueError: before anything changes: ``state`` does not fit ``config``, transformers does not take it, or head and embedding are
+            tied in memory and would not be.
     """
     wrong = differing(config, state)
     if wrong:
@@ -55,7 +56,7 @@ def become(model: PreTrainedModel, config: PreTrainedConfig, state: Mapping[str,
     if structure.is_tied(new) != tied:
         raise ValueError(
             f"the head of {type(model).__name__} is {'tied' if tied else 'not tied'} in memory, and its config says the opposite; "
-            "one of the two was expected to be changed with the other (structure.untie does both)"
+            "the two were expected to agree, as they do after structure.untie"
         )
     new.generation_config = model.generation_config
     new.to(model.device).train(model.training)  # type: ignore[arg-type]

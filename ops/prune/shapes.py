@@ -1,6 +1,6 @@
-"""The sizes a model can be cut to: how many parameters each has, which of them meet a budget, and which of those promise most. Numbers alone, no model.
+"""The sizes a model can be cut to: how many parameters each has, which of them meet a budget, and which of those promise most.
 
-Not here: what matters inside a model (``width_scores.py``), or cutting it (``width.py``, ``depth.py``).
+Numbers alone, no model. Not here: what matters inside a model (``width_scores.py``), or cutting it (``width.py``, ``depth.py``).
 """
 
 import itertools
@@ -58,7 +58,8 @@ class Candidate(NamedTuple):
 def parameters(shape: Shape, family: Family) -> int:
     """How many parameters a dense model of this shape has, a tied head counted once.
 
-    With d the head size, k groups of r query heads, f channels and h hidden, a block has 2 (r + 1) k d h of attention, 3 f h of FFN, its norms and biases.
+    With d the head size, k groups of r query heads, f channels and h hidden, a block has 2 (r + 1) k d h of attention, 3 f h of FFN, its
+    norms and biases.
     """
     layers, groups, ffn, hidden = shape
     query, key = family.heads_per_group * groups * family.head_dim, groups * family.head_dim
@@ -90,7 +91,8 @@ def search(
     Raises:
         ValueError: nothing meets the budget (says what the smallest needs), more than a million shapes, or a percent outside 0 to 99.
     Source:
-        Sreenivas et al. 2024 (Minitron in practice), §3, arXiv:2408.11796, and the limits of its code: 40 % in width, 20 % in depth.
+        Muralidharan et al. 2024 (Minitron), arXiv:2407.14679, which trains the best few for a while and keeps the winner; the default
+        percents are those of NVIDIA Model Optimizer.
     """
     for name, percent in (("width_cut_pct", width_cut_pct), ("depth_cut_pct", depth_cut_pct)):
         if not 0 <= percent < 100:
@@ -119,7 +121,8 @@ def search(
 def retained(
     layers: Sequence[float], kv_groups: Sequence[float], ffn: Sequence[float], hidden: Sequence[float]
 ) -> Callable[[Shape], float]:
-    """A score for :func:`search`: the share of each axis's importance that its best parts hold, multiplied over the four axes; 1 for the full shape.
+    """A score for :func:`search`: the share of each axis's importance that its best parts hold, multiplied over the four axes; 1 for the
+    full shape.
 
     A guess that costs nothing, and ours: that losses multiply is assumed, and importances of different axes are not compared.
 

@@ -59,20 +59,21 @@ def cut(model: PreTrainedModel, kept: Kept, *, correct_norms: bool = True) -> No
 
         g / √(S / n + ε) = g' / √(S / m + ε n / m)        with g' = g √(n / m)
 
-    and ε n / m in the place of ε. A norm that multiplies by 1 + w gets w' = (1 + w) √(n / m) - 1. Models that norm their heads as well (Qwen 3, Gemma 3) have one
-    ε for both, which stays: there the output grows by the share ε (n / m - 1) / (2 S / m) at most. An embedding that is multiplied by √hidden (Gemma) is
-    multiplied by √(n / m) more; where it is the head as well, the last norm's gain is divided by that.
+    and ε n / m in the place of ε. A norm that multiplies by 1 + w gets w' = (1 + w) √(n / m) - 1. Models that norm their heads as well (Qwen 3,
+    Gemma 3) have one ε for both, which stays: there the output grows by the share ε (n / m - 1) / (2 S / m) at most. An embedding that is
+    multiplied by √hidden (Gemma) is multiplied by √(n / m) more; where it is the head as well, the last norm's gain is divided by that.
 
     Args:
         kept: such as :func:`~assay.ops.prune.width_scores.choose` gives.
-        correct_norms: exact where the removed channels are 0. Where they are as large as those that stay, the mean square hardly changes, and
-            False, as in the source, is nearer.
+        correct_norms: exact where the removed channels are 0. Where they are as large as those that stay, the mean square hardly changes, and False
+            is nearer.
     Raises:
-        ValueError: before anything changes: numbers outside the model, given twice, or of unequal count; query heads that leave the groups uneven; a
-            parameter whose place is not known (named); FFN channels of experts; the hidden size of a family that is not in :data:`HIDDEN`; or a config
-            that transformers does not take: in Llama and Gemma 3 the hidden size has to be a multiple of the number of query heads.
+        ValueError: before anything changes: numbers outside the model, given twice, or of unequal count; query heads that leave the groups uneven;
+            a parameter whose place is not known (named); FFN channels of experts; the hidden size of a family that is not in
+            :data:`HIDDEN`; or a config that transformers does not take: in Llama and Gemma 3 the hidden size has to be a multiple of the
+            number of query heads.
     Source:
-        Muralidharan et al. 2024 (Minitron), §2, arXiv:2407.14679. Unlike it, with the correction of norms and with whole key-value groups.
+        Muralidharan et al. 2024 (Minitron), §2, arXiv:2407.14679. Whole key-value groups and the correction of norms are ours.
     """
     sizes = structure.shape_numbers(model)
     places = _places(model)

@@ -1,4 +1,4 @@
-"""Which heads, FFN channels and channels of the residual stream matter, by the activations they carry, and choosing of them exactly as many as asked.
+"""Which heads, FFN channels and channels of the residual stream matter, by the activations they carry, and choosing among them.
 
 Not here: taking them out (``width.py``), or how many to keep (``shapes.py``).
 """
@@ -38,8 +38,8 @@ def importance(
 ) -> Importance:
     """The size of what each part carries, aggregated over the real tokens of a window, then over windows.
 
-    A head: the L2 norm of its part of the input of o_proj. An FFN channel: |x| at the input of down_proj. A channel of the residual stream: |x| at the
-    output of a norm, aggregated norm by norm and summed over all norms of the hidden size, the last one included.
+    A head: the L2 norm of its part of the input of o_proj. An FFN channel: |x| at the input of down_proj. A channel of the residual stream: |x|
+    at the output of a norm, aggregated norm by norm and summed over all norms of the hidden size, the last one included.
 
     Args:
         real: False at padding, on either side; all tokens count when None.
@@ -87,7 +87,8 @@ def choose(
         divisor: what ``keep`` must be a multiple of.
         protect: (layer, part) that stay whatever their score.
     Raises:
-        ValueError: ``keep`` is not between 1 and the number of parts, or no multiple; or more are protected in a layer than are kept, or one is not there.
+        ValueError: ``keep`` is not between 1 and the number of parts, or no multiple; or more are protected in a layer than are kept, or
+            one is not there.
     """
     layers, parts = scores.shape
     if not 1 <= keep <= parts or keep % divisor:

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from assay.ops.models.checkpoint import load_model, save_checkpoint
-from assay.ops.prune.depth import angular_distances, best_run, block_influence, drop_layers, lowest
+from assay.ops.prune.depth import angular_distances, best_run, block_influence, drop_layers, lowest, random_layers
 
 IDS = torch.arange(3, 43).unsqueeze(0)
 
@@ -119,6 +119,16 @@ def test_lowest_and_best_run_worked_by_hand():
     for count in (0, 4, 5):
         with pytest.raises(ValueError, match=f"cannot remove {count} of 4 blocks; 1 to 3"):
             lowest(torch.tensor([0.4, 0.1, 0.3, 0.1]), count)
+
+
+def test_random_layers_are_drawn_by_seed_each_equally_often():
+    assert random_layers(8, 3, 5) == random_layers(8, 3, 5)
+    drawn = [random_layers(4, 2, seed) for seed in range(600)]
+    assert all(len(set(each)) == 2 and each == sorted(each) for each in drawn)
+    counts = [sum(layer in each for each in drawn) for layer in range(4)]
+    assert all(240 < count < 360 for count in counts)  # 300 expected, five standard deviations of 12
+    with pytest.raises(ValueError, match="cannot remove 4 of 4 blocks; 1 to 3"):
+        random_layers(4, 4, 0)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import FalconConfig, FalconForCausalLM
 
-from assay.ops.prune.depth import drop_layers, random_layers
+from assay.ops.prune.depth import drop_layers
 from assay.ops.prune.depth_greedy import bypassed, greedy
 
 IDS = torch.arange(3, 43).unsqueeze(0)
@@ -97,13 +97,3 @@ def test_what_cannot_be_removed_or_scored_is_refused(tl8, windows):
         tl8.model.norm.weight[5] = torch.nan
     with pytest.raises(ValueError, match="NaN or infinite"):
         greedy(tl8, windows, 1)
-
-
-def test_random_layers_are_drawn_by_seed_each_equally_often():
-    assert random_layers(8, 3, 5) == random_layers(8, 3, 5)
-    drawn = [random_layers(4, 2, seed) for seed in range(600)]
-    assert all(len(set(each)) == 2 and each == sorted(each) for each in drawn)
-    counts = [sum(layer in each for each in drawn) for layer in range(4)]
-    assert all(240 < count < 360 for count in counts)  # 300 expected, five standard deviations of 12
-    with pytest.raises(ValueError, match="cannot remove 4 of 4 blocks; 1 to 3"):
-        random_layers(4, 4, 0)
