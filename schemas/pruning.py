@@ -69,6 +69,9 @@ class PruneWidth(Spec):
     hidden: int | None = Field(default=None, ge=1, le=1_000_000, description="channels kept of the residual stream")
     over_tokens: Literal["mean", "l2"] = Field(default="mean", description="how activations are summed up over the tokens of a window")
     over_windows: Literal["l2", "mean"] = Field(default="l2", description="and then over the windows")
+    correct_norms: bool = Field(
+        default=True, description="hidden: gains of norms times √(kept / before), exact where the channels that go are zero; false leaves them"
+    )
     heads_by: Literal["activation", "retrieval", "induction", "sink", "random"] = Field(
         default="activation", description="what heads and groups are ranked by: the size of their outputs, or a score of the screen `heads`"
     )
@@ -80,6 +83,8 @@ class PruneWidth(Spec):
     def fitting(self) -> "PruneWidth":
         if all(getattr(self, name) is None for name in WIDTHS):
             raise ValueError(f"nothing to cut: give at least one of {', '.join(WIDTHS)}")
+        if not self.correct_norms and self.hidden is None:
+            raise ValueError("correct_norms without hidden, which alone changes what norms divide by; leave it out")
         if self.kv_groups is None and self.heads_per_group is None:
             given = [key for key, usual in (("heads_by", "activation"), ("cut", "least"), ("protect", 0)) if getattr(self, key) != usual]
             if given:

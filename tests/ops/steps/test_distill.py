@@ -94,12 +94,12 @@ def test_a_run_that_was_killed_goes_on_and_comes_to_the_same(trained, shorter, t
     step, state = Distill(**SHORT, teacher="model", hidden_pct=50), tmp_path / "state"
     whole, _ = trained(step, shorter, "whole")
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     def die(at):
         if at.step == 9:
-            raise Killed
+            raise KilledError
 
     import assay.ops.steps.training as training
 
@@ -107,7 +107,7 @@ def test_a_run_that_was_killed_goes_on_and_comes_to_the_same(trained, shorter, t
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("assay.ops.steps.distill.settings_of", lambda *args: settings(*args)._replace(save_seconds=0.0))
-        with pytest.raises(Killed):
+        with pytest.raises(KilledError):
             trained(step, shorter, "killed", state=state, progress=die)
         assert list(state.iterdir())
         resumed, _ = trained(step, shorter, "resumed", state=state)
@@ -128,5 +128,5 @@ def test_a_quantized_parent_and_blocks_of_unknown_origin_are_refused(base, train
     with pytest.raises(ValueError, match=r"distill changes dense weights, but its parent is already quantized"):
         trained(Distill(**SHORT), packed)
     other = save_checkpoint_dir(make_llama(layers=5, vocab=98), tmp_path / "other")
-    with pytest.raises(ValueError, match="do not say which of the .* they were"):
+    with pytest.raises(ValueError, match=r"do not say which of the .* they were"):
         trained(Distill(**SHORT, teacher="model", hidden_pct=10), other, "again")
