@@ -39,8 +39,7 @@ def become(model: PreTrainedModel, config: PreTrainedConfig, state: Mapping[str,
     Every size that a module keeps is then right. Weights of unchanged shape are shared, not copied. Hooks are dropped; the generation config stays.
 
     Raises:
-        ValueError: before anything changes: ``state`` does not fit ``config``, transformers does not take it, or head and embedding are
-            tied in memory and would not be.
+        ValueError: before anything changes: ``state`` does not fit ``config``, transformers does not take it, or the head is tied in memory alone.
     """
     wrong = differing(config, state)
     if wrong:
@@ -48,15 +47,14 @@ def become(model: PreTrainedModel, config: PreTrainedConfig, state: Mapping[str,
             f"{type(model).__name__} cannot be described by its config once it is cut; differing when rebuilt: {', '.join(wrong[:4])}. "
             "Models whose blocks are alike work"
         )
-    tied = structure.is_tied(model)
+    if structure.is_tied(model) and not config.tie_word_embeddings:
+        raise ValueError(
+            f"the head of {type(model).__name__} is its embedding in memory, and its config says that it is not; "
+            "structure.untie(model) gives it weights of its own"
+        )
     with quiet():
         new = type(model).from_pretrained(
             None, config=config, state_dict=dict(state), dtype=model.dtype, attn_implementation=model.config._attn_implementation
-        )
-    if structure.is_tied(new) != tied:
-        raise ValueError(
-            f"the head of {type(model).__name__} is {'tied' if tied else 'not tied'} in memory, and its config says the opposite; "
-            "the two were expected to agree, as they do after structure.untie"
         )
     new.generation_config = model.generation_config
     new.to(model.device).train(model.training)  # type: ignore[arg-type]

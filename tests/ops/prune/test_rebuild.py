@@ -39,7 +39,7 @@ def test_weights_that_do_not_fit_the_config_are_named_and_the_model_left_as_it_w
 def test_a_head_that_is_tied_in_memory_and_not_in_the_config_is_refused_and_not_doubled(tl8):
     tl8.lm_head.weight = tl8.model.embed_tokens.weight
     before = logits(tl8)
-    with pytest.raises(ValueError, match="the head of LlamaForCausalLM is tied in memory, and its config says the opposite"):
+    with pytest.raises(ValueError, match="the head of LlamaForCausalLM is its embedding in memory, and its config says that it is not"):
         become(tl8, tl8.config, tl8.state_dict())
     assert logits(tl8).equal(before)
 
