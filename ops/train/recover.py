@@ -98,28 +98,14 @@ def recover(
         Hinton et al. 2015, arXiv:1503.02531; Agarwal et al. 2023 (GKD), arXiv:2306.13649; Zhou et al. 2023 (DistillSpec), arXiv:2310.08461, unlike
         which the loss is taken at a prompt's positions too.
     """
-    cached = isinstance(teacher, CachedStates | CachedTopK)
     device, asked, ce_share = student.device, objective, _ce_share(objective)
     compare = None if asked.loss == "cross_entropy" else divergence(asked.loss, temperature=asked.temperature, beta=asked.beta)
     prefix = prefix_of(on_policy, windows.shape[1])
-    if cached:
-        _require_fitting(teacher, windows, held_out, asked, on_policy)
-    elif teacher.training:
-        raise ValueError(
-            f"the teacher, {type(teacher).__name__}, is in training mode, where dropout may change what it says; call teacher.eval() first"
-        )
-    teacher_head = _moved(teacher.head, device) if cached else head_of(teacher)
-    shared = shared_vocabulary(teacher_head, head_of(student), vocabulary)
-    _require_ids(windows, held_out, shared)
-    for model, head in ((student, head_of(student)), *([] if cached else [(teacher, teacher_head)])):
-        check_head(model, head, windows[0].to(device))
-    if isinstance(teacher, CachedTopK) and teacher.top.vocabulary != shared:
-        raise ValueError(
-            f"the teacher's likeliest ids are of {teacher.top.vocabulary}, and the student shares {shared} with it; make them of these"
-        )
+    if isinstance(teacher, CachedStates | CachedTopK):
+        _require_looked_up(teacher, windows, held_out, asked, on_policy)
+    teacher_head, shared = _heads(student, teacher, vocabulary, windows, held_out)
     maps = maps_between(head_of(student).weight.shape[1], teacher_head.weight.shape[1], asked.hidden, seed=settings.seed).to(device)
     student_blocks, teacher_blocks = ([pair[side] for pair in asked.hidden] for side in (0, 1))
-
     curve: list[Point] = []
     choose = partial(rows_at, rows=rows, windows=len(windows), seed=settings.seed)
     if domains is not None:
@@ -147,7 +133,7 @@ def recover(
         with torch.no_grad(), passes.block_outputs(teacher, teacher_blocks) as known:
             target = said(batch) if compare is not None or asked.hidden else None
         total, head = states.new_zeros(()), trainable_head(student)
-        if compare is not None and isinstance(target, TopK):
+        if compare is not None and isinstance(teacher, CachedTopK) and isinstance(target, TopK):
             total = total + (1 - ce_share) * top_k_sum(target, states[batch.real], head, compare, tail=teacher.tail)
         elif compare is not None and isinstance(target, Tensor):
             total = total + (1 - ce_share) * distillation_sum(target, teacher_head, states[batch.real], head, compare, vocabulary=shared)
@@ -157,13 +143,7 @@ def recover(
             total = total + asked.hidden_weight * hidden_sum(own, known, asked.hidden, maps, batch.real)
         return Loss(total, int(batch.real.sum()))
 
-    held = teacher.held_out.to(device) if cached else states_of(teacher, held_out, document_ends=document_ends)
-    overlap = overlap_with_states(held, teacher_head, held_out, vocabulary=shared, document_ends=document_ends)
-    measures: list[Callable[[Any], dict[str, float]]] = [lambda model: overlap(model)._asdict()]
-    if isinstance(teacher, CachedTopK) and compare is not None:
-        measures.append(_bias_with(teacher, held, teacher_head.cut(shared), held_out, compare, document_ends))
-    if domains is not None:
-        measures.append(losses_with(domains, held_out, vocabulary=shared, document_ends=document_ends))
+    measures = _measures(teacher, teacher_head, held_out, shared, compare, domains, document_ends)
     told = {
         **asked._asdict(), "hidden": [list(pair) for pair in asked.hidden], "on_policy_pct": on_policy.pct, "rows": rows, "prefix": prefix,
         "teacher": type(teacher).__name__, "tail": getattr(teacher, "tail", None), "windows": list(windows.shape), "text": digest(windows),
@@ -218,7 +198,31 @@ def _text_sum(batch: Batch, states: Tensor, head: Head, vocabulary: int) -> Tens
     return found * length / (length - 1)
 
 
-def _require_fitting(teacher: CachedStates | CachedTopK, windows: Tensor, held_out: Tensor, asked: Objective, on_policy: OnPolicy) -> None:
+def _heads(student: Any, teacher: Any, vocabulary: int | None, windows: Tensor, held_out: Tensor) -> tuple[Head, int]:
+    """The teacher's head on the student's device, and how many ids both share; refuses models and text for which these are not all there is."""
+    cached = isinstance(teacher, CachedStates | CachedTopK)
+    if not cached and teacher.training:
+        raise ValueError(
+            f"the teacher, {type(teacher).__name__}, is in training mode, where dropout may change what it says; call teacher.eval() first"
+        )
+    device, own = student.device, head_of(student)
+    head = _moved(teacher.head, device) if cached else head_of(teacher)
+    shared, largest = shared_vocabulary(head, own, vocabulary), max(int(windows.max()), int(held_out.max()))
+    if largest >= shared:
+        raise ValueError(f"the text has id {largest}, and the models share {shared} ids; is it of the same tokenizer?")
+    if isinstance(teacher, CachedTopK) and teacher.top.vocabulary != shared:
+        raise ValueError(
+            f"the teacher's likeliest ids are of {teacher.top.vocabulary}, and the student shares {shared} with it; make them of these"
+        )
+    check_head(student, own, windows[0].to(device))
+    if not cached:
+        check_head(teacher, head, windows[0].to(device))
+    return head, shared
+
+
+def _require_looked_up(
+    teacher: CachedStates | CachedTopK, windows: Tensor, held_out: Tensor, asked: Objective, on_policy: OnPolicy
+) -> None:
     """Refuse what cannot be looked up, and a cache of other windows."""
     if asked.hidden or on_policy.pct:
         what = (
@@ -240,10 +244,21 @@ def _require_fitting(teacher: CachedStates | CachedTopK, windows: Tensor, held_o
             )
 
 
-def _require_ids(windows: Tensor, held_out: Tensor, shared: int) -> None:
-    largest = max(int(windows.max()), int(held_out.max()))
-    if largest >= shared:
-        raise ValueError(f"the text has id {largest}, and the models share {shared} ids; is it of the same tokenizer?")
+def _measures(
+    teacher: Any, head: Head, held_out: Tensor, shared: int, compare: Any, domains: Domains | None, document_ends: Collection[int]
+) -> list[Callable[[Any], dict[str, float]]]:
+    """What an evaluation measures of a student."""
+    if isinstance(teacher, CachedStates | CachedTopK):
+        held = teacher.held_out.to(head.weight.device)
+    else:
+        held = states_of(teacher, held_out, document_ends=document_ends)
+    overlap = overlap_with_states(held, head, held_out, vocabulary=shared, document_ends=document_ends)
+    found: list[Callable[[Any], dict[str, float]]] = [lambda model: overlap(model)._asdict()]
+    if isinstance(teacher, CachedTopK) and compare is not None:
+        found.append(_bias_with(teacher, held, head.cut(shared), held_out, compare, document_ends))
+    if domains is not None:
+        found.append(losses_with(domains, held_out, vocabulary=shared, document_ends=document_ends))
+    return found
 
 
 def _bias_with(

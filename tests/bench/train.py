@@ -4,8 +4,8 @@
 
 Prints JSON: tokens/s of each way, the medians of interleaved repeats, and its ratio to the bare loop's (at least 0.8 is the aim). ``states`` and
 ``top_k`` look the teacher up. Without ``--base`` random models are used: small ones, or with ``--smollm2`` of the shape of SmolLM2-135M. The student
-is the teacher without a fifth of its blocks. Whole calls are timed, with their checks and two small evaluations, which weigh where steps are few. ``other_cpu_share`` says how quiet the machine was; with ``--clock cpu --threads 1`` the ratios are of
-CPU time, which others disturb less.
+is the teacher without a fifth of its blocks. Whole calls are timed, with their checks and two small evaluations, which weigh where steps are few.
+``other_cpu_share`` says how quiet the machine was; with ``--clock cpu --threads 1`` the ratios are of CPU time, which others disturb less.
 """
 
 import argparse

@@ -194,7 +194,7 @@ def test_a_mixture_of_experts_is_refused(make_decoder):
 
 def test_sizes_come_to_the_target_while_the_text_is_learned(tl8):
     ids = windows(400)
-    asked = Settings(steps=240, learning_rate=1e-3, record_every=40, evaluate_every=40)
+    asked = Settings(steps=240, learning_rate=1e-3, record_every=60, evaluate_every=240)
     found = learn_masks(tl8, ids[:384], ids[384:], TARGET, settings=asked, gate_rate=0.5, target_warmup_steps=50)
     first, last = found.points[0].metrics, found.points[-1].metrics
     for kind, size, wanted in (("layers", 4, 3), ("kv_groups", 2, 1), ("ffn", 128, 80), ("hidden", 64, 48)):
