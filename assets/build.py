@@ -16,7 +16,7 @@ from assay.assets.ledger import Ledger, text_source
 from assay.schemas.graph import Node
 from assay.schemas.manifest import Action
 from assay.schemas.protocols import Divergence, Protocol
-from assay.schemas.steps import DraftModel, Kv, WeightStep
+from assay.schemas.steps import DraftModel, Kv, TrainedStep, WeightStep
 from assay.schemas.texts import Text
 from assay.schemas.training import Distill
 from assay.warehouse.store import Built
@@ -44,7 +44,7 @@ class Builder:
                 self.node(parent)
         action = _asked(self.ledger.node(node), node)
         built = self.ledger.workspace.store.get_or_build(action, lambda out: self._make(node, out, action), kind=str(action.step["kind"]))
-        if isinstance(node.step, DraftModel | Distill):
+        if isinstance(node.step, DraftModel | TrainedStep):
             shutil.rmtree(self._training(action), ignore_errors=True)
         return built
 
@@ -59,8 +59,8 @@ class Builder:
         if not isinstance(node.step, WeightStep):
             return write_runtime(node.step, self._runtime(node.parent), self.ledger.digest(node.draft) if node.draft else None, out)
         parent = self._path(node.parent)
-        if isinstance(node.step, Distill):
-            return self._distill(node.step, node, parent, out, action)
+        if isinstance(node.step, TrainedStep):
+            return self._trained(node.step, node, parent, out, action)
         from assay.ops.apply import apply
 
         windows = lambda calibration: self._windows(calibration.text, calibration.windows, calibration.length, parent)  # noqa: E731
@@ -80,17 +80,19 @@ class Builder:
             step, target, start, out, windows=self._text_windows(target), seed=self.ledger.experiment.seed, **self._training_of(node, action)
         )  # fmt: skip
 
-    def _distill(self, step: Distill, node: Node, parent: Path, out: Path, action: Action) -> dict[str, Any]:
-        """A student of the base. What the base says of the text is kept in the store, for the other students that read it."""
-        from assay.ops.steps.distill import distill, teach
+    def _trained(self, step: TrainedStep, node: Node, parent: Path, out: Path, action: Action) -> dict[str, Any]:
+        """A model that is trained. What the base says of the text is kept in the store, for the other students that read it."""
+        from assay.ops.apply import train
 
         base = self._path(node.root)
         windows, said = self._text_windows(base), None
-        asked = self.ledger.teacher(node, step)
+        asked = self.ledger.teacher(node, step) if isinstance(step, Distill) else None
         if asked is not None:
-            said = self.ledger.workspace.store.get_or_build(asked, lambda out: teach(step, base, out, windows=windows), kind="teacher").path
-        return distill(
-            step, parent, base, out, windows=windows, said=said, seed=self.ledger.experiment.seed, **self._training_of(node, action)
+            from assay.ops.steps.distill import teach
+
+            said = self.ledger.workspace.store.get_or_build(asked, lambda out: teach(step, base, out, windows=windows), kind="teacher").path  # type: ignore[arg-type]
+        return train(
+            step, parent, out, windows=windows, teacher=base, said=said, seed=self.ledger.experiment.seed, **self._training_of(node, action)
         )  # fmt: skip
 
     def _text_windows(self, parent: Path) -> Callable[[Text, int, int], Any]:

@@ -1,10 +1,10 @@
 """What a node is in a line that a person can read. Not here: keys, tags and routes (``labels.py``)."""
 
 from assay.schemas.graph import Node
-from assay.schemas.pruning import WIDTHS, PruneDepth, PruneExperts, PruneWeights, PruneWidth
+from assay.schemas.pruning import WIDTHS, Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.steps import Draft, DraftModel, Kv
-from assay.schemas.training import Distill
+from assay.schemas.training import Distill, Pretrain, PruneLearned
 
 
 def describe(node: Node) -> str:
@@ -15,8 +15,10 @@ def describe(node: Node) -> str:
         return f"The base {node.base.name} ({source}), saved once as {node.base.dtype}." + (f" {node.base.note}" if node.base.note else "")
     if isinstance(step, PruneDepth | PruneWidth | PruneExperts | PruneWeights):
         return _describe_pruning(step)
-    if isinstance(step, Distill):
+    if isinstance(step, Distill | Pretrain | PruneLearned):
         return _describe_training(step)
+    if isinstance(step, Pack):
+        return f"{step.pattern} weights stored as what is left of them and where it was."
     if isinstance(step, Quantize):
         return _describe_rounding(step)
     if isinstance(step, Smooth):
@@ -77,7 +79,15 @@ def _describe_pruning(step: PruneDepth | PruneWidth | PruneExperts | PruneWeight
     return f"Widths cut to {kept}{heads}."
 
 
-def _describe_training(step: Distill) -> str:
+def _describe_training(step: Distill | Pretrain | PruneLearned) -> str:
+    if isinstance(step, Pretrain):
+        size = f"an FFN of {step.ffn}" if step.ffn else f"at most {step.parameters:,} weights"
+        return f"{step.layers} layers of width {step.hidden} with {size}, from nothing, trained on {step.tokens:,} tokens."
+    if isinstance(step, PruneLearned):
+        left = ", ".join(
+            f"{name.replace('_', ' ')} {getattr(step, name)}" for name in ("layers", "kv_groups", "ffn", "hidden") if getattr(step, name)
+        )
+        return f"Cut to {left} by gates that were trained on {step.tokens:,} tokens."
     how = "next tokens" if step.loss == "cross_entropy" else f"the base by {step.loss.replace('_', ' ')}"
     lora = f", adapters of rank {step.lora.rank} alone" if step.lora else ""
     return f"Trained on {step.tokens:,} tokens toward {how}{lora}."

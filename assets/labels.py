@@ -6,9 +6,10 @@ import dagster as dg
 
 from assay.schemas.experiment import Experiment, Resources
 from assay.schemas.graph import Node
+from assay.schemas.pruning import Pack
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.spec import canonical_json, digest_of
-from assay.schemas.steps import DraftModel, Kv
+from assay.schemas.steps import DraftModel, Kv, TrainedStep
 from assay.schemas.training import Distill
 
 POOL_TIMING = "timing"
@@ -57,8 +58,10 @@ def kinds(node: Node) -> set[str]:
         return {"pytorch", step.kind}
     if isinstance(step, DraftModel):
         return {"pytorch", "distill" if step.distill else "speculative"}
-    if isinstance(step, Distill):
-        return {"pytorch", "distill"}
+    if isinstance(step, TrainedStep):
+        return {"pytorch", "distill" if isinstance(step, Distill) else "train"}
+    if isinstance(step, Pack):
+        return {"pytorch", "sparse"}
     return (
         {"pytorch", "prune"}
         if step is not None and step.kind.startswith("prune")
@@ -76,7 +79,7 @@ def tags(experiment: Experiment, node: Node, stage: str) -> dict[str, str]:
         for field in ("format", "method", "score", "layers", "group_size", "sparsity_pct", "pattern", "loss", "tokens"):
             value = getattr(step, field, None)
             if value is not None and field not in unsaid:
-                found[field] = "row" if value == -1 else str(value)
+                found[field] = "row" if value == -1 else str(value).replace(":", "of")  # a tag has no colon
     for axis, options in experiment.axes.items():
         option = next((part for part in node.path if part in options), None)
         if option:

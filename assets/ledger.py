@@ -14,8 +14,9 @@ from assay.ops.data.texts import text_digest
 from assay.schemas.base import Base
 from assay.schemas.graph import Graph, Node
 from assay.schemas.manifest import Action
-from assay.schemas.protocols import TIMED_SUITES, Divergence, Protocol
-from assay.schemas.steps import Draft, DraftModel, WeightStep
+from assay.schemas.metrics import TIMED_SUITES
+from assay.schemas.protocols import Divergence, Protocol
+from assay.schemas.steps import Draft, DraftModel, TrainedStep, WeightStep
 from assay.schemas.texts import Text
 from assay.schemas.training import Distill
 from assay.warehouse.devices import device_digest
@@ -67,10 +68,11 @@ class Ledger:
                 step = {key: value for key, value in step.items() if key not in unsaid}  # the draft's digest says which
                 step |= {"made": True} if node.step.made else {}
             return Action(step=step, code=code("assay.assets.build:write_runtime"), parents=known)
-        if isinstance(node.step, Distill):
+        if isinstance(node.step, TrainedStep):
             data = {"text": self.text(node.step.text)}
         else:
-            data = {"calibration": self.text(node.step.calibration.text)} if node.step.calibration else {}
+            calibration = getattr(node.step, "calibration", None)
+            data = {"calibration": self.text(calibration.text)} if calibration else {}
         more = (
             ("compressed-tensors",)
             if node.step.kind == "quantize"

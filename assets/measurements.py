@@ -17,8 +17,11 @@ from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Budget, Variant
 from assay.schemas.facts import Measurement
 from assay.schemas.graph import Graph, Node
-from assay.schemas.protocols import DRAFT_SUITES, PACKED_SUITES, TIMED_SUITES, UNDRAFTED_SUITES, Acceptance, Divergence, Protocol, suite_of
+from assay.schemas.metrics import DRAFT_SUITES, PACKED_SUITES, PRUNED_SUITES, TIMED_SUITES, TRAINED_SUITES, UNDRAFTED_SUITES, suite_of
+from assay.schemas.protocols import Acceptance, Divergence, Protocol
+from assay.schemas.pruning import PruneWeights
 from assay.schemas.rounding import Quantize
+from assay.schemas.steps import TrainedStep
 
 SHOWN_SLICES = ("kl_mean_nats", "acceptance_rate", "perplexity", "entropy_mean_nats", "pass_at_1", "pass_at_k", "majority_at_k")
 RETIME = "assay/retime"  # a run with this tag measures its timings again although there are some of this device
@@ -41,11 +44,15 @@ def measured(graph: Graph, variant: Variant) -> list[str]:
     """The protocols that apply to ``variant``.
 
     Those about a draft only where there is one, those that a draft does not change only where there is none, those about packed weights only where there
-    is a step that packs.
+    is a step that packs, of zeros where weights were pruned, and of a training run where one ends the chain.
     """
     without = UNDRAFTED_SUITES if variant.draft else DRAFT_SUITES
     if not any(isinstance(step, Quantize) for step in variant.steps):
         without |= PACKED_SUITES
+    if not any(isinstance(step, PruneWeights) for step in variant.steps):
+        without |= PRUNED_SUITES
+    if not isinstance(graph.ends[variant.slug].checkpoint.step, TrainedStep):
+        without |= TRAINED_SUITES
     return [name for name, protocol in graph.experiment.protocols.items() if protocol.suite not in without]
 
 

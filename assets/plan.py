@@ -17,7 +17,7 @@ from assay.schemas.protocols import Acceptance, Arithmetic, Constrained, Distrib
 from assay.schemas.pruning import PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.steps import DraftModel
-from assay.schemas.training import Distill
+from assay.schemas.training import Distill, Pretrain, PruneLearned
 
 # Forward FLOPs per second on which a first guess rests where nothing like it has been built here; history replaces it at once.
 GUESSED_FLOPS = 1e11
@@ -116,6 +116,13 @@ def node_guess(node: Node, shape: Shape | None) -> float:
             + size / 1e8
             + (4 * size * node.step.calibration.windows * node.step.calibration.length / GUESSED_FLOPS if node.step.calibration else 0)
         )
+    if isinstance(node.step, PruneLearned):
+        return 5 + size / 1e8 + 6 * size * node.step.tokens / GUESSED_FLOPS
+    if isinstance(node.step, Pretrain):
+        weights = (
+            node.step.parameters or 12 * node.step.layers * node.step.hidden**2 + (shape.vocab_size if shape else 5e4) * node.step.hidden
+        )
+        return 5 + 6 * weights * node.step.tokens / GUESSED_FLOPS
     if isinstance(node.step, Distill):  # a forward and a backward, and once the teacher's forward
         return 5 + size / 1e8 + (8 if node.step.teacher == "model" else 6) * size * node.step.tokens / GUESSED_FLOPS
     if isinstance(node.step, DraftModel):  # the teacher's forward, and of a draft of half its size a forward and a backward

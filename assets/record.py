@@ -24,7 +24,8 @@ from assay.schemas.facts import (
     VariantRow,
 )
 from assay.schemas.graph import Node
-from assay.schemas.protocols import TIMED_SUITES, Protocol
+from assay.schemas.metrics import TIMED_SUITES
+from assay.schemas.protocols import Protocol
 from assay.schemas.spec import canonical_json, digest_of
 from assay.warehouse.devices import device_row
 from assay.warehouse.locks import hold
@@ -72,7 +73,7 @@ class Recorder:
                        size_bytes=manifest.size_bytes, build_seconds=manifest.build_seconds, built_at=manifest.built_at)  # fmt: skip
         self._once("step", f"{digest[:32]}_{action.key[:16]}", [step])
         parents = [
-            LineageRow(artifact_digest=digest, parent_digest=parent, role="draft" if role == "draft" else "parent")
+            LineageRow(artifact_digest=digest, parent_digest=parent, role=role if role in ("draft", "teacher") else "parent")
             for role, parent in action.parents.items()
         ]
         if parents:

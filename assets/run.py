@@ -20,7 +20,7 @@ from assay.assets.steps import interrupted
 from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Experiment, Variant
 from assay.schemas.graph import Graph, Node
-from assay.schemas.protocols import TIMED_SUITES
+from assay.schemas.metrics import TIMED_SUITES
 
 SETTINGS = Path(__file__).parent / "deploy" / "local" / "dagster.yaml"
 DATA_VERSION = "dagster/data_version"

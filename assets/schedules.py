@@ -10,7 +10,7 @@ from assay.assets.measurements import RETIME, measured
 from assay.assets.plan import missing, plan
 from assay.assets.workspace import Workspace
 from assay.schemas.graph import Graph
-from assay.schemas.protocols import TIMED_SUITES
+from assay.schemas.metrics import TIMED_SUITES
 
 
 def nightly(workspace: Workspace, graphs: Sequence[Graph], job: str, *, on: bool, cron: str = "0 2 * * *") -> dg.ScheduleDefinition:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
-from assay.ops.steps import prune_depth, prune_experts, prune_weights, prune_width, quantize, rotate, smooth
+from assay.ops.steps import pack, prune_depth, prune_experts, prune_weights, prune_width, quantize, rotate, smooth
 from assay.schemas.base import Base
-from assay.schemas.pruning import PruneDepth, PruneExperts, PruneWeights, PruneWidth
+from assay.schemas.pruning import Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
-from assay.schemas.steps import DraftModel, RewriteStep, WeightStep
+from assay.schemas.steps import DraftModel, RewriteStep, TrainedStep, WeightStep
 from assay.schemas.texts import Calibration, Text
-from assay.schemas.training import Distill
+from assay.schemas.training import Distill, Pretrain, PruneLearned
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WAYS = {
     "prune_depth": prune_depth, "prune_width": prune_width, "prune_experts": prune_experts, "prune_weights": prune_weights,
-    "smooth": smooth, "rotate": rotate, "quantize": quantize,
+    "pack": pack,    "smooth": smooth, "rotate": rotate, "quantize": quantize,
 }  # by the kind of step  # fmt: skip
 
 
@@ -42,10 +42,49 @@ def apply(step: RewriteStep, parent: Path, out: Path, *, windows: "Windows" = No
         ValueError: ``out`` is not an empty directory, the parent does not fit the step, or a weight is not finite.
     """
     require_empty(out)
-    given = None if step.calibration is None else windows(step.calibration) if callable(windows) else windows
+    calibration = getattr(step, "calibration", None)
+    given = None if calibration is None else windows(calibration) if callable(windows) else windows
     told = getattr(WAYS[step.kind], _way(step))(step, parent, out, windows=given, seed=seed)
     _require_zeros(step, parent, out)
     return told
+
+
+def train(
+    step: TrainedStep,
+    parent: Path,
+    out: Path,
+    *,
+    windows: "Callable[[Text, int, int], Tensor]",
+    teacher: Path,
+    said: Path | None = None,
+    seed: int = 0,
+    state: Path | None = None,
+    run: dict[str, Any] | None = None,
+    progress: "Callable[[Progress], None] | None" = None,
+) -> dict[str, Any]:
+    """Do a step that trains, as :func:`apply` does one that does not.
+
+    Args:
+        windows: (text, windows, length) → token ids [windows, length].
+        teacher: the base; ``said``: what it says of the text, where that is kept (``ops/steps/distill.py``).
+        state, run, progress: see ``ops/train/loop.py``.
+    """
+    require_empty(out)
+    match step:
+        case Distill():
+            from assay.ops.steps.distill import distill
+
+            return distill(step, parent, teacher, out, windows=windows, said=said, seed=seed, state=state, run=run, progress=progress)
+        case PruneLearned():
+            from assay.ops.steps.prune_learned import prune_learned
+
+            return prune_learned(step, parent, out, windows=windows, seed=seed, state=state, run=run, progress=progress)
+        case Pretrain():
+            from assay.ops.steps.pretrain import pretrain
+
+            return pretrain(step, parent, out, windows=windows, seed=seed, state=state, run=run, progress=progress)
+        case _:
+            assert_never(step)
 
 
 def _require_zeros(step: RewriteStep, parent: Path, out: Path) -> None:
@@ -63,7 +102,7 @@ def _require_zeros(step: RewriteStep, parent: Path, out: Path) -> None:
 
 def maker(step: WeightStep) -> str:
     """The function that does ``step``, as module:name: what its fingerprint is taken of."""
-    return f"assay.ops.steps.{step.kind}:{'distill' if isinstance(step, Distill) else _way(step)}"
+    return f"assay.ops.steps.{step.kind}:{step.kind if isinstance(step, TrainedStep) else _way(step)}"
 
 
 def _way(step: RewriteStep) -> str:
@@ -77,7 +116,7 @@ def _way(step: RewriteStep) -> str:
             return step.score if step.score in ("perplexity", "random") else step.kind
         case Smooth() | Rotate():
             return step.method if step.method in ("awq", "spinquant") else step.kind
-        case PruneWidth() | PruneExperts():
+        case PruneWidth() | PruneExperts() | Pack():
             return step.kind
         case _:
             assert_never(step)

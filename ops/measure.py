@@ -14,11 +14,14 @@ from assay.schemas.protocols import (
     Constrained,
     Distribution,
     Divergence,
+    Heads,
     Layers,
     Outliers,
     Protocol,
+    Recovery,
     Speculation,
     Speed,
+    Zeros,
 )
 
 
@@ -72,5 +75,17 @@ def measure(protocol: Protocol, subject: Subject, *, reference: Path | None, exp
             from assay.ops.suites.outliers import outliers
 
             return outliers(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Heads():
+            from assay.ops.suites.heads import heads
+
+            return heads(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Zeros():
+            from assay.ops.suites.zeros import zeros
+
+            return zeros(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Recovery():
+            from assay.ops.suites.recovery import recovery
+
+            return recovery(protocol, subject, reference=reference, experiment_dir=experiment_dir)
         case _:
             assert_never(protocol)

@@ -20,11 +20,14 @@ from assay.schemas.protocols import (
     Constrained,
     Distribution,
     Divergence,
+    Heads,
     Layers,
     Outliers,
     Protocol,
+    Recovery,
     Speculation,
     Speed,
+    Zeros,
 )
 from assay.schemas.spec import BaseName, Name, Spec
 from assay.schemas.steps import Draft, Step
@@ -90,6 +93,21 @@ class InlineOutliers(Outliers):
     name: Name | None = None
 
 
+class InlineHeads(Heads):
+    __doc__ = Heads.__doc__
+    name: Name | None = None
+
+
+class InlineZeros(Zeros):
+    __doc__ = Zeros.__doc__
+    name: Name | None = None
+
+
+class InlineRecovery(Recovery):
+    __doc__ = Recovery.__doc__
+    name: Name | None = None
+
+
 InlineProtocol = Annotated[
     InlineDivergence
     | InlineBytes
@@ -100,7 +118,10 @@ InlineProtocol = Annotated[
     | InlineDistribution
     | InlineArithmetic
     | InlineLayers
-    | InlineOutliers,
+    | InlineOutliers
+    | InlineHeads
+    | InlineZeros
+    | InlineRecovery,
     Field(discriminator="suite"),
 ]
 

@@ -63,11 +63,11 @@ class StepRow(Spec):
 
 
 class LineageRow(Spec):
-    """One parent of an artifact; ``role`` is parent, draft or base."""
+    """One parent of an artifact; ``role`` is parent, draft, teacher or base."""
 
     artifact_digest: str
     parent_digest: str
-    role: Literal["parent", "draft", "base"]
+    role: Literal["parent", "draft", "teacher", "base"]
 
 
 class ProtocolRow(Spec):
@@ -119,6 +119,8 @@ class Measurement(Spec):
         "filter_temperature_k",
         "batch",
         "layer",
+        "head",
+        "tokens",
     ] = "all"
     slice: str = "all"
     value: float | None

@@ -8,12 +8,13 @@ from assay.schemas.base import Shape
 from assay.schemas.experiment import LARGEST_GRID, Experiment, ExperimentFile, Options, allowed, empty_option, matches
 from assay.schemas.explain import unknown
 from assay.schemas.graph import RESERVED
-from assay.schemas.protocols import METRICS, Acceptance, Speculation, Speed, suite_of
-from assay.schemas.pruning import PruneDepth, PruneExperts, PruneWeights, PruneWidth
+from assay.schemas.metrics import METRICS, suite_of
+from assay.schemas.protocols import Acceptance, Speculation, Speed
+from assay.schemas.pruning import Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate
 from assay.schemas.spec import canonical_json
 from assay.schemas.steps import RUNTIME_STEPS, Draft, RuntimeStep, Step, WeightStep
-from assay.schemas.training import Distill
+from assay.schemas.training import Distill, Pretrain, PruneLearned
 from assay.schemas.widths import left, unfit
 from assay.schemas.yaml import Path_, Problem
 
@@ -21,7 +22,7 @@ Point = tuple[str, ...]
 Points = tuple[Point, ...]
 Placed = list[tuple[Path_, Step]]  # the steps of a variant, each with its place in the file
 
-PRUNING = PruneDepth | PruneWidth | PruneExperts | PruneWeights
+PRUNING = PruneDepth | PruneWidth | PruneExperts | PruneWeights | PruneLearned
 RUNTIME_KINDS = frozenset(step.model_fields["kind"].default for step in RUNTIME_STEPS)
 SPEAKING = (Acceptance, Speed, Speculation)  # protocols that decode with a draft
 LARGEST_PRODUCT = 20_000  # points before `exclude`; more are not even listed
@@ -211,7 +212,7 @@ def _after(path: Path_, step: Step, before: list[str]) -> Problem | None:
         return Problem(
             path, f"{step.kind} after rotate, but it reads channels as they were", f"move the axis of {step.kind} before that of rotate"
         )
-    if "prune_weights" in before and isinstance(step, PruneWidth | PruneExperts | Rotate):
+    if "prune_weights" in before and isinstance(step, PruneWidth | PruneExperts | PruneLearned | Rotate):
         return Problem(
             path, f"{step.kind} after prune_weights, whose zeros it would move or fill", "move the axis of prune_weights after it"
         )
@@ -223,6 +224,14 @@ def _after(path: Path_, step: Step, before: list[str]) -> Problem | None:
         return Problem(path, f"{step.method} after prune_weights, whose zeros it would fill", "rtn, gptq and hqq keep zeros")
     if isinstance(step, Rotate) and "rotate" in before:
         return Problem(path, "a second rotate step in one variant", "keep one, or exclude the combination")
+    if isinstance(step, Pretrain) and before:
+        return Problem(path, f"pretrain after {before[-1]}, but it begins from nothing", "put it first, on an axis before the others")
+    if isinstance(step, Pack) and "prune_weights" not in before:
+        return Problem(path, "pack, but nothing before it makes 2:4 weights", "a prune_weights step with pattern 2:4 before it does")
+    if "pack" in before:
+        return Problem(
+            path, f"{step.kind} after pack, but packed weights are not changed again", "pack as the last step that changes weights"
+        )
     if "quantize" in before:
         what = "a second quantize step" if isinstance(step, Quantize) else f"{step.kind} after quantize"
         return Problem(path, f"{what}, but integer codes are not changed again", "one quantize step, as the last that changes weights")

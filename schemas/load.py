@@ -17,7 +17,8 @@ from assay.schemas.base import Base, Shape, Source
 from assay.schemas.experiment import Experiment, ExperimentFile, strip_name
 from assay.schemas.explain import explain, shown, unknown
 from assay.schemas.fit import judge
-from assay.schemas.protocols import METRICS, Protocol, Speed
+from assay.schemas.metrics import METRICS
+from assay.schemas.protocols import Protocol, Speed
 from assay.schemas.steps import Draft, Step
 from assay.schemas.texts import Text
 from assay.schemas.yaml import LARGEST_FILE, Path_, Problem, read

@@ -246,107 +246,44 @@ class Outliers(Spec):
     dtype: Dtype = "float32"
 
 
+class Heads(Spec):
+    """What each attention head does: copies from far, goes on with what came before, looks at the first token. By prompts that are made for it."""
+
+    suite: Literal["heads"] = "heads"
+    text: Text = Text(name="wikipedia")
+    windows: int = Field(default=8, ge=1, le=1000)
+    length: int = Field(
+        default=256, ge=32, le=16_384, description="tokens a window; attention is kept whole, so memory grows with its square"
+    )
+    seed: int = 0
+    dtype: Dtype = "float32"
+
+
+class Zeros(Spec):
+    """Which share of the blocks' weights is zero, by layer, and whether a declared pattern holds. Only for variants whose weights were pruned."""
+
+    suite: Literal["zeros"] = "zeros"
+
+
+class Recovery(Spec):
+    """The curve of a training run: what the student had regained after so many tokens. Only for variants whose last weight step trains."""
+
+    suite: Literal["recovery"] = "recovery"
+
+
 Protocol = Annotated[
-    Divergence | Bytes | Acceptance | Speed | Speculation | Constrained | Distribution | Arithmetic | Layers | Outliers,
+    Divergence
+    | Bytes
+    | Acceptance
+    | Speed
+    | Speculation
+    | Constrained
+    | Distribution
+    | Arithmetic
+    | Layers
+    | Outliers
+    | Heads
+    | Zeros
+    | Recovery,
     Field(discriminator="suite"),
 ]
-
-# What each suite measures, with the better direction, None where neither is better; budgets and plots name these.
-METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
-    "divergence": {
-        "kl_mean_nats": "lower",
-        "kl_p50_nats": "lower",
-        "kl_p90_nats": "lower",
-        "kl_p99_nats": "lower",
-        "kl_max_nats": "lower",
-        "tv_mean": "lower",
-        "top1_agreement": "higher",
-        "perplexity": "lower",
-        "base_perplexity": "lower",
-        "perplexity_delta": "lower",
-        "self_kl_nats": "lower",
-    },
-    "bytes": {
-        "size_bytes": "lower",
-        "weight_bytes": "lower",
-        "draft_bytes": "lower",
-        "kv_bytes_per_token": "lower",
-        "draft_kv_bytes_per_token": "lower",
-        "bits_per_weight": "lower",
-        "quantized_bits_per_weight": "lower",
-    },
-    "acceptance": {
-        "acceptance_rate": "higher",
-        "tokens_per_round": "higher",
-        "greedy_mismatches": "lower",
-        "acceptance_when_reached": "higher",
-        "expected_acceptance": "higher",
-        "acceptance_minus_expected": None,
-    },
-    "speed": {"prefill_tok_s": "higher", "decode_tok_s": "higher", "decode_no_draft_tok_s": "higher", "peak_rss_bytes": "lower"},
-    "speculation": {
-        "measured_speedup": "higher",
-        "predicted_speedup": "higher",
-        "predicted_speedup_with_verification": "higher",
-        "draft_cost_ratio": "lower",
-        "verify_cost_ratio": "lower",
-        "best_gamma": None,
-        "speedup_at_best_gamma": "higher",
-        "break_even_batch": "higher",
-    },
-    "constrained": {
-        "constrained_tv": "lower",
-        "constrained_kl_nats": "lower",
-        "constrained_reverse_kl_nats": "lower",
-        "log_legal_mass_nats": "higher",
-        "effective_sample_share": "higher",
-        "dead_end_share": "lower",
-        "unfinished_share": "lower",
-        "greedy_agreement": "higher",
-        "free_accuracy": "higher",
-        "constrained_accuracy": "higher",
-        "masked_accuracy": "higher",
-        "conditional_accuracy": "higher",
-    },
-    "distribution": {
-        "entropy_mean_nats": None,
-        "varentropy_mean_nats2": None,
-        "tail_mass": None,
-        "kept_tokens": None,
-        "kept_tail_mass": None,
-        "entropy_law_residual": "lower",
-    },
-    "arithmetic": {
-        "pass_at_1": "higher",
-        "pass_at_k": "higher",
-        "majority_at_k": "higher",
-        "unparsed_share": "lower",
-        "truncated_share": "lower",
-        "distinct_answers": None,
-    },
-    "layers": {
-        "snr_db": "higher",
-        "snr_lowest_db": "higher",
-        "clipped_share": None,
-        "largest_sigmas": "lower",
-        "quantized_bits": "lower",
-        "output_error": "lower",
-    },
-    "outliers": {
-        "massive_activations": "lower",
-        "largest_activation": "lower",
-        "largest_activation_sigmas": "lower",
-        "outlier_layers_share": "lower",
-        "worst_channel_ratio": "lower",
-    },
-}
-TIMED_SUITES = frozenset({"speed", "speculation"})
-DRAFT_SUITES = frozenset({"acceptance", "speculation"})  # of variants with a draft alone
-# Of what a draft does not change: measured of the variant without one.
-UNDRAFTED_SUITES = frozenset({"constrained", "distribution", "arithmetic", "layers", "outliers"})
-PACKED_SUITES = frozenset({"layers"})  # of variants with a quantize step alone
-
-
-def suite_of(metric: str) -> str | None:
-    """The suite that measures ``metric``, or None."""
-    return next((suite for suite, metrics in METRICS.items() if metric in metrics), None)

@@ -1,4 +1,4 @@
-"""Steps that remove weights: single ones, whole blocks, widths, experts. Not here: how any is done (``ops/prune``)."""
+"""Steps that remove weights: single ones, whole blocks, widths, experts; and that stores what is left. Not here: how any is done (``ops/prune``)."""
 
 from typing import Literal
 
@@ -70,7 +70,8 @@ class PruneWidth(Spec):
     over_tokens: Literal["mean", "l2"] = Field(default="mean", description="how activations are summed up over the tokens of a window")
     over_windows: Literal["l2", "mean"] = Field(default="l2", description="and then over the windows")
     correct_norms: bool = Field(
-        default=True, description="hidden: gains of norms times √(kept / before), exact where the channels that go are zero; false leaves them"
+        default=True,
+        description="hidden: gains of norms times √(kept / before), exact where the channels that go are zero; false leaves them",
     )
     heads_by: Literal["activation", "retrieval", "induction", "sink", "random"] = Field(
         default="activation", description="what heads and groups are ranked by: the size of their outputs, or a score of the screen `heads`"
@@ -104,3 +105,10 @@ class PruneExperts(Spec):
         description="by how often they are chosen, by the size of what they add (REAP), or merged into the most alike that is kept",
     )
     calibration: Calibration = Calibration()
+
+
+class Pack(Spec):
+    """Store 2:4 weights as what is left of them and where it was; after it no weight changes."""
+
+    kind: Literal["pack"] = "pack"
+    pattern: Literal["2:4"] = "2:4"

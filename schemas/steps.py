@@ -7,10 +7,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from assay.schemas.pruning import PruneDepth, PruneExperts, PruneWeights, PruneWidth
+from assay.schemas.pruning import Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.spec import BaseName, Name, Spec
-from assay.schemas.training import Distill, DraftDistill
+from assay.schemas.training import Distill, DraftDistill, Pretrain, PruneLearned
 
 
 class Kv(Spec):
@@ -79,8 +79,9 @@ class Draft(Spec):
         return DraftModel(early_exit=self.early_exit, distill=self.distill)
 
 
-RewriteStep = PruneDepth | PruneWidth | PruneExperts | PruneWeights | Smooth | Rotate | Quantize  # of one parent, in one pass
-WeightStep = RewriteStep | Distill
+RewriteStep = PruneDepth | PruneWidth | PruneExperts | PruneWeights | Pack | Smooth | Rotate | Quantize  # in one pass
+TrainedStep = Pretrain | PruneLearned | Distill
+WeightStep = RewriteStep | TrainedStep
 RuntimeStep = Kv | Draft
 Step = Annotated[WeightStep | RuntimeStep, Field(discriminator="kind")]
 

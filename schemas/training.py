@@ -14,17 +14,22 @@ Divergence = Literal["forward_kl", "reverse_kl", "total_variation", "jensen_shan
 class Training(Spec):
     """What every run is said by. A step reads ``batch`` rows of ``length`` tokens."""
 
-    on_policy_pct: int = Field(default=0, ge=0, le=100, description="percent of the rows that go on with the student's own samples")
     tokens: int = Field(ge=1, le=1_000_000_000_000, description="positions trained on; whole steps, so rounded up")
     batch: int = Field(default=8, ge=1, le=4096, description="rows a step")
     length: int = Field(default=256, ge=16, le=131_072, description="tokens in a row")
     learning_rate: float = Field(default=5e-4, gt=0, le=1, description="the highest, above 0, after the warm-up; then half a cosine")
-    temperature: float = Field(default=1.0, gt=0, le=100, description="above 0; of both distributions in the loss")
     warmup_pct: int = Field(default=5, ge=0, le=90, description="percent of the steps in which the learning rate rises")
     text: Text = Text(name="wikipedia_train")
 
 
-class DraftDistill(Training):
+class Taught(Training):
+    """A run toward a teacher."""
+
+    on_policy_pct: int = Field(default=0, ge=0, le=100, description="percent of the rows that go on with the student's own samples")
+    temperature: float = Field(default=1.0, gt=0, le=100, description="above 0; of both distributions in the loss")
+
+
+class DraftDistill(Taught):
     """Train a draft toward its target, on text, on its own samples, or both (DistillSpec)."""
 
     loss: Divergence = Field(default="forward_kl", description="named (teacher, student); total variation is one minus the acceptance rate")
@@ -48,7 +53,7 @@ class Lora(Spec):
     alpha: int = Field(default=16, ge=1, le=65_536, description="the adapters' product counts alpha / rank times")
 
 
-class Distill(Training):
+class Distill(Taught):
     """Train the weights as they are by now toward the base, on text, on the student's own samples, or both. Zeros that pruning made stay zero."""
 
     kind: Literal["distill"] = "distill"
@@ -95,4 +100,49 @@ class Distill(Training):
                 raise ValueError(f"{given[0]} with loss: cross_entropy, which knows no teacher and no samples; leave it out")
         if self.teacher == "top_k" and self.loss != "forward_kl":
             raise ValueError(f"teacher: top_k with loss: {self.loss}; what is kept of the teacher allows forward_kl alone")
+        return self
+
+
+class PruneLearned(Training):
+    """Learn what to remove: gates on layers, groups of heads, and channels are trained with the weights until so much is left, then cut (Sheared LLaMA)."""
+
+    kind: Literal["prune_learned"] = "prune_learned"
+    layers: int | None = Field(default=None, ge=1, le=1000, description="how many are left; without a number all are, and have no gate")
+    kv_groups: int | None = Field(default=None, ge=1, le=1024, description="groups of heads left in each layer, with their query heads")
+    ffn: int | None = Field(default=None, ge=1, le=1_000_000, description="channels left inside each feed-forward layer")
+    hidden: int | None = Field(default=None, ge=1, le=1_000_000, description="channels left of the residual stream")
+    gate_rate: float = Field(default=0.3, gt=0, le=10, description="the highest learning rate of gates and multipliers")
+    target_warmup_pct: int = Field(
+        default=40, ge=0, le=90, description="percent of the steps in which the wanted sizes fall from all to these"
+    )
+
+    @model_validator(mode="after")
+    def something(self) -> "PruneLearned":
+        if self.layers is self.kv_groups is self.ffn is self.hidden is None:
+            raise ValueError("nothing to learn: give at least one of layers, kv_groups, ffn, hidden")
+        return self
+
+
+class Pretrain(Training):
+    """A small Llama of this shape from nothing, with the base's tokenizer, trained on the next token. What is before it is not looked at."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    layers: int = Field(ge=1, le=1000)
+    hidden: int = Field(ge=2, le=65_536)
+    heads: int = Field(ge=1, le=1024)
+    kv_heads: int = Field(ge=1, le=1024)
+    ffn: int | None = Field(default=None, ge=1, le=1_000_000, description="channels inside each feed-forward layer")
+    parameters: int | None = Field(
+        default=None, ge=1, le=10**12, description="in the place of ffn: its largest multiple of 8 with no more weights in all"
+    )
+    tied: bool = Field(default=True, description="embedding and head are one matrix")
+
+    @model_validator(mode="after")
+    def sized(self) -> "Pretrain":
+        if (self.ffn is None) == (self.parameters is None):
+            raise ValueError(f"one of ffn and parameters is needed; got {'none' if self.ffn is None else 'both'}")
+        if self.hidden % self.heads or self.hidden // self.heads % 2:
+            raise ValueError(f"hidden {self.hidden} in {self.heads} heads; an even number of channels a head was expected")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads on kv_heads {self.kv_heads}; a divisor of {self.heads} was expected")
         return self

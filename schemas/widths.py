@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 
 from assay.schemas.base import Shape
-from assay.schemas.pruning import PruneDepth, PruneExperts, PruneWeights, PruneWidth
+from assay.schemas.pruning import Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import BLOCK, GROUPS, Quantize, Rotate, Smooth
 from assay.schemas.steps import WeightStep
-from assay.schemas.training import Distill
+from assay.schemas.training import Distill, Pretrain, PruneLearned
 from assay.schemas.yaml import Path_, Problem
 
 VECTOR = 8  # weights that e8 and additive round at once
@@ -26,7 +26,13 @@ def unfit(path: Path_, step: WeightStep, shape: Shape) -> Iterator[Problem]:
             bad = _uneven(size, _columns(shape), "columns")
             if bad:
                 yield Problem((*path, "pattern"), f"groups of {size} do not divide the {bad[0]}", "sparsity_pct takes any width")
-        case PruneDepth() | PruneWeights() | PruneExperts() | Rotate() | Distill():
+        case PruneLearned():
+            there = {"layers": shape.layers, "kv_groups": shape.kv_heads, "ffn": shape.intermediate_size, "hidden": shape.hidden_size}
+            yield from _kept(path, step, there)
+        case Pretrain() if step.parameters is not None and not ffn_within(step, shape.vocab_size):
+            message = f"{step.parameters:,} weights are too few for this shape with a vocabulary of {shape.vocab_size:,}"
+            yield Problem((*path, "parameters"), message, "fewer layers, a smaller hidden, or tied: true take less")
+        case PruneDepth() | PruneWeights() | PruneExperts() | Pack() | Rotate() | Distill() | Pretrain():
             pass
 
 
@@ -39,6 +45,15 @@ def left(step: WeightStep, shape: Shape) -> Shape:
             groups, each = step.kv_groups or shape.kv_heads, step.heads_per_group or shape.heads // shape.kv_heads
             cut = {"heads": groups * each, "kv_heads": groups, "intermediate_size": step.ffn, "hidden_size": step.hidden}
             return shape.model_copy(update={name: size for name, size in cut.items() if size is not None})
+        case PruneLearned():
+            groups = step.kv_groups or shape.kv_heads
+            cut = {"layers": step.layers, "heads": groups * (shape.heads // shape.kv_heads), "kv_heads": groups}
+            cut |= {"intermediate_size": step.ffn, "hidden_size": step.hidden}
+            return shape.model_copy(update={name: size for name, size in cut.items() if size is not None})
+        case Pretrain():
+            sizes = {"layers": step.layers, "hidden_size": step.hidden, "heads": step.heads, "kv_heads": step.kv_heads, "tied": step.tied}
+            inner = {"head_dim": step.hidden // step.heads, "intermediate_size": step.ffn or ffn_within(step, shape.vocab_size)}
+            return shape.model_copy(update=sizes | inner)
         case Rotate() | Quantize() if isinstance(step, Rotate) or step.head == "untie":
             return shape.model_copy(update={"tied": False})
         case _:
@@ -48,12 +63,28 @@ def left(step: WeightStep, shape: Shape) -> Shape:
 def _cut(path: Path_, step: PruneWidth, shape: Shape) -> Iterator[Problem]:
     each = shape.heads // shape.kv_heads
     there = {"kv_groups": shape.kv_heads, "heads_per_group": each, "ffn": shape.intermediate_size, "hidden": shape.hidden_size}
+    yield from _kept(path, step, there)
+
+
+def _kept(path: Path_, step: PruneWidth | PruneLearned, there: Mapping[str, int]) -> Iterator[Problem]:
+    """More is kept than there is, or everything."""
     for name, size in there.items():
         kept = getattr(step, name)
         if kept is not None and kept > size:
             yield Problem((*path, name), f"keeps {kept} where there are {size}", f"at most {size}")
     if all(getattr(step, name) in (None, size) for name, size in there.items()):
         yield Problem(path, "keeps all that there is, so it cuts nothing", "name a smaller number")
+
+
+def ffn_within(step: Pretrain, vocabulary: int) -> int:
+    """The largest FFN width, a multiple of 8, with which the model has no more than ``step.parameters`` weights; 0 where there is none.
+
+    As ``ops/train/scratch.py`` counts them, which needs torch.
+    """
+    assert step.parameters is not None
+    hidden, ends = step.hidden, vocabulary * step.hidden * (1 if step.tied else 2) + step.hidden
+    block = 2 * hidden * hidden + 2 * hidden * step.kv_heads * (hidden // step.heads) + 2 * hidden
+    return max(0, (step.parameters - ends - step.layers * block) // (3 * hidden * step.layers * 8)) * 8
 
 
 def _columns(shape: Shape) -> dict[str, int]:

@@ -16,7 +16,7 @@ import polars as pl
 from duckdb import DuckDBPyConnection
 
 from assay.schemas.facts import TABLES
-from assay.schemas.protocols import METRICS
+from assay.schemas.metrics import METRICS
 from assay.warehouse.facts import read
 from assay.warehouse.locks import hold
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "int8": 1}
 EMBEDDING_OR_HEAD = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings", "shared")
+CODES = ("weight_packed", "weight_values")  # weights themselves; the values of 2:4 are half of them
 RANGES = ("input_scale", "input_zero_point", "output_scale")  # of activations
 
 
@@ -87,16 +88,16 @@ def artifact_bytes(directory: Path) -> ArtifactBytes:
         is_scale = part in RANGES or _is_shared(tensor.name)
         is_shape = quantized and part == "weight_shape"
         is_weight = not is_scale and not is_shape
-        elements = _elements(tensor, tensors) if part == "weight_packed" else math.prod(tensor.shape)
+        elements = _elements(tensor, tensors) if part in CODES else math.prod(tensor.shape)
         weights += elements * is_weight
-        if quantized and (part in ("weight", "weight_packed") or _is_shared(tensor.name)):
+        if quantized and (part in ("weight", *CODES) or _is_shared(tensor.name)):
             quantized_bytes += tensor.size_bytes
             quantized_weights += elements * is_weight
         if outside:
             kind = "embedding"
         elif is_scale:
             kind = "scale"
-        elif part == "weight_packed" or (is_weight and len(tensor.shape) >= 2):
+        elif part in CODES or (is_weight and len(tensor.shape) >= 2):
             kind = "code"
         else:
             kind = "other"
@@ -139,11 +140,13 @@ def kv_shape(config: Any) -> tuple[int, int, int]:
 def _is_shared(name: str) -> bool:
     """Whether a tensor is what the codes of a weight share: scales, zero points, signs, code books, columns kept apart."""
     part = name.rpartition(".")[2]
-    return part.startswith("weight_") and part not in ("weight_packed", "weight_shape")
+    return part.startswith("weight_") and part not in (*CODES, "weight_shape")
 
 
 def _elements(tensor: Stored, tensors: list[Stored]) -> int:
-    """Weights in a packed tensor: its ``weight_shape`` says so; without one a byte holds two."""
+    """Weights in a packed tensor: its ``weight_shape`` says so; without one a byte holds two, and a value of 2:4 stands for itself and a zero."""
+    if tensor.name.endswith("weight_values"):
+        return 2 * math.prod(tensor.shape)
     name = f"{tensor.name.removesuffix('_packed')}_shape"
     shape = next((other for other in tensors if other.name == name), None)
     if shape is None and tensor.dtype == "U8":

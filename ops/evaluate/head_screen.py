@@ -25,11 +25,11 @@ def screen(
     Args:
         windows: text; the first tokens of each are haystacks, and whole ones show who looks at the first token.
     """
-    special = [token for token in tokenizer.all_special_ids if token is not None]
+    bos, special = tokenizer.bos_token_id, [token for token in tokenizer.all_special_ids if token is not None]
     sequences = random_sequences(len(tokenizer), sequences=SEQUENCES, length=min(LENGTH, len(tokenizer) // 2), seed=seed, without=special)
     return {
         "retrieval": retrieval_scores(model, needles(tokenizer, windows, seed=seed)),
-        "induction": induction_scores(model, sequences, first=tokenizer.bos_token_id),
+        "induction": induction_scores(model, sequences, first=bos if isinstance(bos, int) else None),
         "sink": sink_scores(model, windows[:SEQUENCES]),
     }
 

@@ -42,20 +42,24 @@ def kl_histogram_png(edges: Sequence[float], counts: Sequence[int], *, marks: Ma
 
 
 def recovery_curve_png(curve: Sequence[Mapping[str, Any]], *, title: str = "") -> bytes:
-    """What a student regains: its KL to the base and how often both have the same first choice, against the tokens trained on.
+    """What a student regains: its KL to the base and how often both have the same first choice, against the tokens trained on; else its log perplexity.
 
     Args:
-        curve: points with ``tokens`` and, where the student was evaluated, ``metrics`` with ``kl_nats`` and ``top1_agreement``.
+        curve: points with ``tokens`` and, where the student was evaluated, ``metrics`` with ``kl_nats`` and ``top1_agreement``, or ``log_perplexity``.
     """
     points = [(each["tokens"], each["metrics"]) for each in curve if each["metrics"]]
     if not points:
         raise ValueError("no point of the curve has an evaluation to draw")
     figure, axes = _figure(title)
     tokens = [at for at, _ in points]
+    axes.set_xlabel("tokens trained on")
+    if "kl_nats" not in points[0][1]:
+        axes.plot(tokens, [metrics["log_perplexity"] for _, metrics in points], color=BLUE, marker="o", markersize=3)
+        axes.set_ylabel("log perplexity (nats a token)")
+        return _png(figure)
     axes.plot(tokens, [metrics["kl_nats"] for _, metrics in points], color=BLUE, marker="o", markersize=3)
     axes.set_ylabel("mean KL(base‖student) (nats)", color=BLUE)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("tokens trained on")
     other = axes.twinx()
     other.plot(tokens, [100 * metrics["top1_agreement"] for _, metrics in points], color=ORANGE, marker="s", markersize=3)
     other.set_ylabel("same first choice (%)", color=ORANGE)

@@ -1,6 +1,6 @@
 """Which weights are zero: how many are to be, which of them by a score, whether zeros are kept, and what share they are.
 
-Not here: a score itself (``magnitude.py``, ``wanda.py``, ``sparsegpt.py``), or how zeros are stored (``semi_structured.py``).
+Not here: a score itself (``magnitude.py``, ``wanda.py``, ``sparsegpt.py``), or how zeros are stored (``ops/quantize/semi_structured.py``).
 """
 
 from collections.abc import Mapping

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from assay.ops.models import structure
+from assay.ops.models.norms import norm_offset
 from assay.ops.prune.rebuild import become
-from assay.ops.quantize.rotate import norm_offset
 
 # What the last dimensions of a block's parameters run over: query heads, key-value heads, FFN channels, the hidden size; None is left as it is.
 AXES: dict[str, tuple[str | None, ...]] = {

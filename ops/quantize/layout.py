@@ -12,6 +12,7 @@ in the same way:
     weight_g_idx                the group of each column, where groups are not contiguous
     weight_packed, weight_scale, weight_row_signs, weight_col_signs   of the E8 lattice: a 16-bit code for eight weights
     weight_packed, weight_codebooks, weight_scale                     of additive codebooks: a byte a codebook for eight weights
+    weight_values, weight_indices   of 2:4 weights: two of each four, and where they were in four bits
     weight_kept, weight_columns the columns of a split weight that stay in 16 bits, and which they are
     weight_scale_codes, weight_scale_largest, weight_scale_mean   scales that are stored in eight bits themselves
 """
@@ -22,17 +23,18 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor
 
-from assay.ops.quantize import elements
+from assay.ops.quantize import elements, semi_structured
 from assay.ops.quantize.additive import Additive
 from assay.ops.quantize.grid import Format, Nested, Quantized, Scales, unnest
 from assay.ops.quantize.lattice import Lattice
 from assay.ops.quantize.outliers import Split
 from assay.ops.quantize.pack import pack, pack_nibbles, pack_trits, unpack, unpack_nibbles, unpack_trits
+from assay.ops.quantize.semi_structured import SemiStructured
 
 LATTICE = ("weight_packed", "weight_scale", "weight_row_signs", "weight_col_signs")  # the parts of each, in order
 ADDITIVE = ("weight_packed", "weight_codebooks", "weight_scale")
 
-Packed = Quantized | Split | Lattice | Additive
+Packed = Quantized | Split | Lattice | Additive | SemiStructured
 
 
 def tensors(packed: Packed, *, whole_bytes: bool = False) -> dict[str, Tensor]:
@@ -50,6 +52,8 @@ def tensors(packed: Packed, *, whole_bytes: bool = False) -> dict[str, Tensor]:
         case Additive():
             parts = dict(zip(ADDITIVE, packed, strict=True))
             return {**parts, "weight_shape": torch.tensor(packed.shape, dtype=torch.int64)}
+        case SemiStructured():
+            return semi_structured.tensors(packed)
         case Split():
             return {**_grid(packed.rest, whole_bytes), "weight_kept": packed.kept.contiguous(), "weight_columns": packed.columns}
         case _:
@@ -67,6 +71,8 @@ def kind_of(packed: Packed) -> dict[str, Any]:
             return {"kind": "lattice"}
         case Additive():
             return {"kind": "additive"}
+        case SemiStructured():
+            return {"kind": "2:4"}
         case _:
             assert_never(packed)
 
@@ -87,9 +93,11 @@ def from_tensors(stored: Mapping[str, Tensor], kind: Mapping[str, Any]) -> Packe
             return Lattice(*(stored[part] for part in LATTICE))
         case "additive":
             return Additive(*(stored[part] for part in ADDITIVE))
+        case "2:4":
+            return semi_structured.from_tensors(stored)
         case _:
             raise ValueError(
-                f"a weight of kind {name!r} is stored; grid, split, lattice and additive are known, and it may be of a newer version"
+                f"a weight of kind {name!r} is stored; grid, split, lattice, additive and 2:4 are known, and it may be of a newer version"
             )
 
 

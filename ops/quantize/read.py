@@ -43,8 +43,9 @@ def read_weights(directory: Path) -> Stored:
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
         parts[layer][part] = tensor
-    layers = {layer: found for layer, found in parts.items() if any(part.startswith("weight_scale") for part in found)}
     own = quantization.get("quant_method") == OWN
+    scaled = [layer for layer, found in parts.items() if any(part.startswith("weight_scale") for part in found)]
+    layers = {layer: parts[layer] for layer in (quantization["layers"] if own else scaled)}
     packed, used = {}, set()
     for layer, found in layers.items():
         mine = {part: tensor for part, tensor in found.items() if part == "weight" or part.startswith("weight_")}

@@ -6,7 +6,6 @@ folded runs at inference and is named by :class:`Online`. Not here: the transfor
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from copy import deepcopy
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -18,6 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from assay.ops.models import structure
+from assay.ops.models.norms import norm_offset
 from assay.ops.quantize import hadamard
 
 Kind = Literal["hadamard", "random"]
@@ -228,25 +228,6 @@ def norms(model: PreTrainedModel) -> dict[str, float]:
             offsets[type(norm)] = norm_offset(norm, name)
         found[f"{name}.weight"] = offsets[type(norm)]
     return found
-
-
-@torch.no_grad()
-def norm_offset(norm: nn.Module, name: str = "the norm") -> float:
-    """0 if an RMS norm multiplies by its weight w, 1 if by 1 + w, found by computing it.
-
-    Raises:
-        ValueError: it does neither.
-    """
-    copy = deepcopy(norm).float().cpu()
-    random = torch.Generator().manual_seed(0)
-    weight = copy.get_parameter("weight")
-    weight.copy_(torch.rand(weight.shape, generator=random) + 0.5)
-    x = 100 * torch.randn(3, len(weight), generator=random) + 50
-    plain = x * x.square().mean(dim=-1, keepdim=True).rsqrt()
-    for offset in (0.0, 1.0):
-        if torch.allclose(copy(x), plain * (offset + weight), rtol=1e-3, atol=1e-4):
-            return offset
-    raise ValueError(f"{name} ({type(norm).__name__}) is no RMS norm with a gain of w or 1 + w, and a rotation passes no other")
 
 
 def _require_known(model: PreTrainedModel) -> None:

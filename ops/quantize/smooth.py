@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from assay.ops.models import experts, structure
+from assay.ops.models.norms import norm_offset
 from assay.ops.quantize.activations import watch_inputs
 from assay.ops.quantize.sequential import walk
 
@@ -122,30 +123,13 @@ def fold(model: PreTrainedModel, pair: Pair, scales: Float[Tensor, " scales"]) -
         rows.copy_(rows.double() / scales[:, None])
     else:
         gain = model.get_submodule(pair.producer).get_parameter("weight")
-        offset = norm_offset(model.get_submodule(pair.producer))
+        offset = norm_offset(model.get_submodule(pair.producer), pair.producer, centred=True)
         gain.copy_((offset + gain.double()) / scales - offset)
     bias = dict(model.named_parameters()).get(f"{pair.producer}.bias")
     if bias is not None:
         bias.copy_(bias.double() / scales)
     for reader in readers:
         reader.copy_(reader.double() * spread)
-
-
-@torch.no_grad()
-def norm_offset(norm: nn.Module) -> float:
-    """What a norm adds to its weight before it multiplies, found by trying: 1 for Gemma, 0 for the others.
-
-    Raises:
-        ValueError: its gain is neither its weight nor that plus 1.
-    """
-    weight = norm.get_parameter("weight")
-    signs = torch.ones_like(weight)
-    signs[1::2] = -1
-    gain = (norm(signs[None]) - norm(-signs[None]))[0].float() / 2 * signs.float()
-    for offset in (0.0, 1.0):
-        if torch.allclose(gain, weight.float() + offset, rtol=0.02, atol=0.02):
-            return offset
-    raise ValueError(f"{type(norm).__name__} multiplies neither by its weight nor by that plus 1, so no scale can be folded into it")
 
 
 @torch.no_grad()

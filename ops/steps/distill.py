@@ -1,10 +1,11 @@
 """The step ``distill``: a compressed model is trained toward its base. Not here: any arithmetic, or where a training state is kept."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.ops.steps.training import settings_of, steps_of, texts_of
+from assay.ops.steps.training import CURVE, settings_of, steps_of, texts_of
 from assay.schemas.training import Distill
 
 if TYPE_CHECKING:
@@ -108,10 +109,12 @@ def distill(
     if adapted is not None:
         merge(adapted)
     written(dense.move(student, stored, "cpu"), parent, out)
-    return {
+    told = {
         "loss": step.loss, "steps": steps_of(step), "tokens": points[-1].tokens, "held_out_tokens": held_out.numel(), "before": points[0].metrics,
         "after": points[-1].metrics, "curve": [point._asdict() for point in points],
     }  # fmt: skip
+    (out / CURVE).write_text(json.dumps(told, allow_nan=False))
+    return told
 
 
 def layers_from(student: "PreTrainedModel", teacher: "PreTrainedModel") -> list[int]:

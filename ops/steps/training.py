@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     Windows = Callable[[Text, int, int], Tensor]
 
 HELD_OUT_TOKENS = 4096  # that a student is evaluated on while it is trained
+STOP_ABOVE = 3.0  # times the lowest loss so far: a run that rises so far has diverged
+CURVE = "curve.json"  # beside the weights that a run made: what it was on the way
 CURVE_POINTS, EVALUATED_EACH = 60, 5  # about so many points has a curve, and each so many of them an evaluation
 
 
@@ -37,5 +39,5 @@ def settings_of(asked: Training, seed: int) -> "Settings":
     record = max(1, steps // CURVE_POINTS)
     return Settings(
         steps=steps, learning_rate=asked.learning_rate, warmup_steps=steps * asked.warmup_pct // 100, record_every=record,
-        evaluate_every=EVALUATED_EACH * record, seed=seed,
+        evaluate_every=EVALUATED_EACH * record, stop_above=STOP_ABOVE, seed=seed,
     )  # fmt: skip

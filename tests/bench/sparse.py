@@ -69,7 +69,7 @@ def products(repeats: int) -> dict[str, object]:
 
     from assay.ops.evaluate.timing import interleave_times
     from assay.ops.prune.masks import Sparsity, select
-    from assay.ops.prune.semi_structured import pack, to_torch
+    from assay.ops.quantize.semi_structured import pack, to_torch
 
     cuda = torch.cuda.is_available()
     dense = torch.randn(PRODUCT, dtype=torch.bfloat16 if cuda else torch.float32, device="cuda" if cuda else "cpu")

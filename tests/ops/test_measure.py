@@ -9,7 +9,8 @@ from assay.ops.measure import measure
 from assay.ops.suites import subject as module
 from assay.ops.suites.divergence import _base_head, reference
 from assay.ops.suites.subject import DraftOf, Subject
-from assay.schemas.protocols import METRICS, Acceptance, Bytes, Divergence, Speculation, Speed
+from assay.schemas.metrics import METRICS
+from assay.schemas.protocols import Acceptance, Bytes, Divergence, Speculation, Speed
 from assay.schemas.pruning import PruneDepth
 from assay.schemas.rounding import Quantize
 from assay.schemas.sampling import SamplingSpec

@@ -17,7 +17,8 @@ from pydantic import TypeAdapter, ValidationError
 from assay.schemas.facts import TABLES, Measurement
 from assay.schemas.json_schema import experiment_json_schema
 from assay.schemas.manifest import Action, FileEntry, artifact_digest
-from assay.schemas.protocols import METRICS, Divergence, Speed, suite_of
+from assay.schemas.metrics import METRICS, suite_of
+from assay.schemas.protocols import Divergence, Speed
 from assay.schemas.pruning import PruneDepth
 from assay.schemas.rounding import Quantize
 from assay.schemas.spec import BaseName, HubId, Name, canonical_json, digest_of

@@ -9,4 +9,4 @@ CREATE TABLE lineage (
 COMMENT ON TABLE lineage IS 'What an artifact was made from. Grain: one row per artifact, parent and role.';
 COMMENT ON COLUMN lineage.artifact_digest IS 'the artifact';
 COMMENT ON COLUMN lineage.parent_digest IS 'the artifact that it was made from';
-COMMENT ON COLUMN lineage.role IS 'parent, draft or base';
+COMMENT ON COLUMN lineage.role IS 'parent, draft, teacher or base';

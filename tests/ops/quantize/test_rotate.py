@@ -10,7 +10,7 @@ from torch import nn
 from assay.ops.models import structure
 from assay.ops.models.dense import load_dense
 from assay.ops.quantize import hadamard
-from assay.ops.quantize.rotate import PLACES, Online, attach, norm_offset, norms, online_transforms, rotate
+from assay.ops.quantize.rotate import PLACES, Online, attach, norms, online_transforms, rotate
 
 IDS = torch.randint(3, 128, (2, 12), generator=torch.Generator().manual_seed(0))
 TURNED = ["llama", "llama with scaled rope, tied", "llama with yarn, bias and one key head", "mistral with a window", "qwen2 with a bias",
@@ -167,13 +167,6 @@ def test_norms_of_one_plus_w_get_the_weight_nought():
     rotate(model, untie=True)
     assert all((model.get_parameter(name) == 0).all() for name in norms(model))
     assert before.std() > 0.5 and (logits(model) - before).abs().max() < 1e-4
-
-
-def test_norms_are_told_apart_by_what_they_compute(tl8, make_decoder):
-    assert norm_offset(tl8.model.norm) == 0
-    assert norm_offset(make_decoder("gemma3", num_hidden_layers=1).model.norm) == 1
-    with pytest.raises(ValueError, match=r"final \(LayerNorm\) is no RMS norm"):
-        norm_offset(nn.LayerNorm(8), "final")
 
 
 def test_a_gain_behind_attention_is_refused(make_decoder):

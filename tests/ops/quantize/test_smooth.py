@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assay.ops.quantize.activations import watch_inputs
-from assay.ops.quantize.smooth import KINDS, channel_maxima, fold, norm_offset, pairs, smooth, tensors
+from assay.ops.quantize.smooth import KINDS, channel_maxima, fold, pairs, smooth, tensors
 
 IDS = torch.arange(3, 103).view(5, 20)
 FAMILIES = [
@@ -87,15 +87,8 @@ def test_leaving_a_reader_out_changes_the_model(make_decoder):
     assert (logits(model) - before).abs().max() > 0.05
 
 
-def test_a_norm_that_multiplies_by_one_more_than_its_weight_is_known_by_trying_it(make_decoder):
-    gemma, llama = make_decoder("gemma3"), make_decoder("llama")
-    assert norm_offset(gemma.model.layers[0].input_layernorm) == 1.0
-    assert norm_offset(llama.model.layers[0].input_layernorm.bfloat16()) == 0.0
-    norm = torch.nn.LayerNorm(8)
-    torch.nn.init.uniform_(norm.bias)
-    assert norm_offset(norm) == 0.0
-    with pytest.raises(ValueError, match="Thrice multiplies neither by its weight"):
-        norm_offset(Thrice(8))
+def test_a_norm_that_multiplies_by_one_more_than_its_weight_is_folded(make_decoder):
+    gemma = make_decoder("gemma3")
     before = logits(gemma)
     (pair, *_) = pairs(gemma, ["norm_qkv"])
     scales = some_scales(pair, gemma)
@@ -103,11 +96,6 @@ def test_a_norm_that_multiplies_by_one_more_than_its_weight_is_known_by_trying_i
     expected = (1 + weight.detach()) / scales - 1
     fold(gemma, pair, scales)
     assert torch.allclose(weight, expected, atol=1e-6) and torch.allclose(logits(gemma), before, atol=1e-4)
-
-
-class Thrice(torch.nn.RMSNorm):
-    def forward(self, x):
-        return super().forward(x) * 3
 
 
 def test_scales_of_value_channels_are_shared_by_the_query_heads_of_a_key_head(tl8):

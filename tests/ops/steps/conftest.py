@@ -64,7 +64,8 @@ def done(tmp_path, windows, ids, monkeypatch) -> Callable[..., Made]:
     def watched(model: Any, *arguments: Any, **named: Any) -> Any:
         told = save(model, *arguments, **named)
         with torch.no_grad():
-            start(model, named["runtime"]._replace(online=()))  # transforms of the parent run already
+            if named.get("runtime") is not None:
+                start(model, named["runtime"]._replace(online=()))  # transforms of the parent run already
             seen.append(model(ids).logits)
         return told
 

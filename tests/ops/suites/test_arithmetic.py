@@ -16,7 +16,8 @@ from assay.ops.suites import subject as opening
 from assay.ops.suites.arithmetic import Answers, facts_at, judge
 from assay.ops.suites.subject import Subject
 from assay.schemas.facts import Measurement
-from assay.schemas.protocols import METRICS, Arithmetic
+from assay.schemas.metrics import METRICS
+from assay.schemas.protocols import Arithmetic
 from assay.schemas.sampling import SamplingSpec
 
 PROTOCOL = Arithmetic(

@@ -12,7 +12,8 @@ from assay.ops.measure import measure
 from assay.ops.suites import constrained as module
 from assay.ops.suites import subject as opening
 from assay.ops.suites.subject import DraftOf, Subject
-from assay.schemas.protocols import METRICS, Constrained, ConstrainedPrompt
+from assay.schemas.metrics import METRICS
+from assay.schemas.protocols import Constrained, ConstrainedPrompt
 
 ROW = {"metric", "slice_kind", "slice", "value", "unit", "n", "standard_error", "status", "message", "threads", "path", "other_cpu_share"}
 ENUM = '{"enum": ["no", "not", "note"]}'

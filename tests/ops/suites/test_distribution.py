@@ -12,7 +12,8 @@ from assay.ops.measure import measure
 from assay.ops.suites import subject as opening
 from assay.ops.suites.subject import Subject
 from assay.schemas.facts import Measurement
-from assay.schemas.protocols import METRICS, Distribution
+from assay.schemas.metrics import METRICS
+from assay.schemas.protocols import Distribution
 from assay.schemas.texts import Text
 
 PROTOCOL = Distribution(text=Text(path="text.txt"), tokens=150, window=64, temperatures=(0.7, 2.0), top_k=(1, 5), batch=2)

@@ -16,7 +16,8 @@ from assay.ops.suites import subject as opening
 from assay.ops.suites.layers import by_projection
 from assay.ops.suites.subject import Subject
 from assay.schemas.facts import Measurement
-from assay.schemas.protocols import METRICS, Layers
+from assay.schemas.metrics import METRICS
+from assay.schemas.protocols import Layers
 from assay.schemas.rounding import Gptq, Quantize
 from assay.schemas.texts import Calibration
 

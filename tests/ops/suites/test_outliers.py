@@ -11,7 +11,8 @@ from assay.ops.measure import measure
 from assay.ops.suites import subject as opening
 from assay.ops.suites.subject import Subject
 from assay.schemas.facts import Measurement
-from assay.schemas.protocols import METRICS, Outliers
+from assay.schemas.metrics import METRICS
+from assay.schemas.protocols import Outliers
 from assay.schemas.rounding import Quantize, Rotate
 from assay.schemas.texts import Text
 

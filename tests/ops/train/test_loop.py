@@ -305,14 +305,11 @@ def test_weights_too_narrow_for_small_updates_are_refused():
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"steps": 0}, "at least one step"),
-        ({"warmup_steps": 12}, "a shorter warm-up"),
-        ({"learning_rate": 0.0}, "finite numbers above 0"),
-        ({"learning_rate": math.inf}, "finite numbers above 0"),
-        ({"clip": 0.0}, "finite numbers above 0"),
+        ({"steps": 0}, "at least one step"), ({"warmup_steps": 12}, "a shorter warm-up"), ({"learning_rate": 0.0}, "finite numbers above 0"),
+        ({"learning_rate": math.inf}, "finite numbers above 0"), ({"clip": 0.0}, "finite numbers above 0"),
         ({"evaluate_every": 6}, "is no multiple of record_every=4"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cannot_be_are_refused_before_anything_is_trained(wrong, says):
     model = Small()
     before = weights(model)
@@ -325,9 +322,6 @@ def test_a_step_without_a_token_is_refused():
     model = Small()
     with pytest.raises(ValueError, match="step 1 has no token to learn from"):
         train(model, lambda step: [data(0, rows=0)], of(model), QUICK)
-
-
-# --- what stays, and when to stop ------------------------------------------------------------------------------------------------------------
 
 
 def test_zeros_count_for_no_norm_and_are_never_moved():

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Shaped, UInt8
+from jaxtyping import Float, Shaped, UInt8
 from torch import Tensor
 
 from assay.ops.quantize.pack import pack_nibbles, unpack_nibbles
@@ -30,6 +30,15 @@ class SemiStructured(NamedTuple):
     def shape(self) -> tuple[int, int]:
         rows, half = self.values.shape
         return rows, 2 * half
+
+    @property
+    def form(self) -> str:
+        """How it is stored, in a word."""
+        return "2:4"
+
+    def dense(self) -> Float[Tensor, "rows cols"]:
+        """The whole weight in float32."""
+        return unpack(self).float()
 
 
 def pack(weight: Shaped[Tensor, "rows cols"]) -> SemiStructured:

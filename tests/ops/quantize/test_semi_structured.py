@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from assay.ops.prune.masks import Sparsity, select
-from assay.ops.prune.semi_structured import SemiStructured, from_tensors, pack, share_of_dense, stored_bytes, tensors, to_torch, unpack
+from assay.ops.quantize.semi_structured import SemiStructured, from_tensors, pack, share_of_dense, stored_bytes, tensors, to_torch, unpack
 
 TWO_OF_FOUR = Sparsity(n=2, m=4)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int8]
