@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from assay.ops.models import structure
 from assay.ops.models.norms import norm_offset
-from assay.ops.prune.rebuild import become
+from assay.ops.prune.rebuild import become, differing
 
 # What the last dimensions of a block's parameters run over: query heads, key-value heads, FFN channels, the hidden size; None is left as it is.
 AXES: dict[str, tuple[str | None, ...]] = {
@@ -75,34 +75,58 @@ def cut(model: PreTrainedModel, kept: Kept, *, correct_norms: bool = True) -> No
     Source:
         Muralidharan et al. 2024 (Minitron), §2, arXiv:2407.14679. Whole key-value groups and the correction of norms are ours.
     """
-    sizes = structure.shape_numbers(model)
-    places = _places(model)
-    if kept.ffn is not None:
-        _require_plain_ffn(model)
-    if kept.hidden is not None:
-        _require_hidden(model)
-    indices = _indices(kept, sizes)
+    sizes, places, indices, config = _planned(model, kept)
     path = f"{structure.blocks_path(model)}."
     state = {
         name: _pick(tensor, places[name], indices[int(name.removeprefix(path).split(".")[0]) if name.startswith(path) else 0])
         for name, tensor in model.state_dict().items()
     }
-    config = deepcopy(model.config)
-    text = config.get_text_config(decoder=True)
-    head_dim = int(sizes["head_dim"])
-    counts = {axis: len(index) for axis, index in indices[0].items()}
-    text.num_attention_heads = counts["query"] // head_dim
-    text.num_key_value_heads = counts["key"] // head_dim
-    text.head_dim = head_dim
-    if kept.ffn is not None:
-        text.intermediate_size = counts["ffn"]
-    text.hidden_size = counts["hidden"]
     if kept.hidden is not None:
-        wider = int(sizes["hidden_size"]) / counts["hidden"]
+        wider = int(sizes["hidden_size"]) / len(indices[0]["hidden"])
         _keep_scale(model, state, places, math.sqrt(wider), correct_norms)
         if correct_norms and not any(name.endswith("q_norm.weight") for name in places):
-            text.rms_norm_eps *= wider
+            config.get_text_config(decoder=True).rms_norm_eps *= wider
     become(model, config, state)
+
+
+def require_possible(
+    model: PreTrainedModel, *, kv_groups: int | None, query_heads: int | None, ffn: int | None, hidden: int | None
+) -> None:
+    """Refuse counts that no choice of parts could meet, before parts are ranked.
+
+    Args:
+        query_heads: in each key-value group.
+    Raises:
+        ValueError: as :func:`cut`.
+    """
+    sizes = structure.shape_numbers(model)
+    layers, groups = int(sizes["layers"]), range(int(sizes["kv_heads"]) if kv_groups is None else kv_groups)
+    each = int(sizes["heads"]) // int(sizes["kv_heads"])
+    heads = None if query_heads is None else [[group * each + head for group in groups for head in range(query_heads)]] * layers
+    first = Kept(
+        None if kv_groups is None else [list(groups)] * layers, heads, None if ffn is None else [list(range(ffn))] * layers,
+        None if hidden is None else list(range(hidden)),
+    )  # fmt: skip
+    differing(_planned(model, first)[3], {})
+
+
+def _planned(
+    model: PreTrainedModel, kept: Kept
+) -> tuple[dict[str, int | bool], dict[str, tuple[str | None, ...]], list[dict[str, Tensor]], PreTrainedConfig]:
+    """The sizes before, what the dimensions of every weight run over, what stays of each block, and the config of what is left but for its norms."""
+    sizes, places = structure.shape_numbers(model), _places(model)
+    if kept.ffn is not None:
+        _require_plain_ffn(model)
+    if kept.hidden is not None:
+        _require_hidden(model)
+    indices = _indices(kept, sizes)
+    config, head_dim = deepcopy(model.config), int(sizes["head_dim"])
+    text, counts = config.get_text_config(decoder=True), {axis: len(index) for axis, index in indices[0].items()}
+    text.num_attention_heads, text.num_key_value_heads = counts["query"] // head_dim, counts["key"] // head_dim
+    text.head_dim, text.hidden_size = head_dim, counts["hidden"]
+    if kept.ffn is not None:
+        text.intermediate_size = counts["ffn"]
+    return sizes, places, indices, config
 
 
 def _places(model: PreTrainedModel) -> dict[str, tuple[str | None, ...]]:

@@ -38,12 +38,13 @@ def prune_learned(
 
     from assay.ops.models import checkpoint, dense, structure
     from assay.ops.prune.depth import drop_layers
-    from assay.ops.prune.width import Kept, cut
+    from assay.ops.prune.width import Kept, cut, require_possible
     from assay.ops.steps.whole import opened, written
     from assay.ops.train.learned_masks import Target, learn_masks
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, stored = opened(parent, step.kind)
+    require_possible(model, kv_groups=step.kv_groups, query_heads=None, ffn=step.ffn, hidden=step.hidden)
     dense.move(model, device=device)
     read, held_out = texts_of(step, windows)
     settings = settings_of(step, seed)._replace(stop_above=None)  # its loss has the multipliers in it, which rise

@@ -14,13 +14,14 @@ def prune_width(step: PruneWidth, parent: Path, out: Path, *, windows: "Tensor |
     """Rank heads, channels and hidden channels on text, keep so many of each, and write a plain, smaller checkpoint."""
     from assay.ops.models import structure
     from assay.ops.models.dense import move
-    from assay.ops.prune.width import Kept, cut
+    from assay.ops.prune.width import Kept, cut, require_possible
     from assay.ops.prune.width_scores import choose, choose_in_groups, group_scores, groups_of, importance
     from assay.ops.steps.given import require_windows
     from assay.ops.steps.whole import opened, written
 
     ids = require_windows(windows, "prune_width ranks channels on text")
     model, stored = opened(parent, step.kind)
+    require_possible(model, kv_groups=step.kv_groups, query_heads=step.heads_per_group, ffn=step.ffn, hidden=step.hidden)
     before = structure.shape_numbers(model)
     found = importance(model, ids, tokens=step.over_tokens, samples=step.over_windows)
     heads, protect = _heads(step, model, parent, ids, found.heads, seed)

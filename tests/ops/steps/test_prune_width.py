@@ -78,3 +78,11 @@ def test_the_control_follows_the_seed(done, make_llama, save_checkpoint_dir, tmp
     removed = [done(PruneDepth(layers=2, score="random"), parent, f"seed{seed}", seed=seed).summary["removed"] for seed in range(6)]
     assert len({tuple(each) for each in removed}) > 1
     assert done(PruneDepth(layers=2, score="random"), parent, "again", seed=3).summary["removed"] == removed[3]
+
+
+def test_a_hidden_size_that_no_config_takes_is_refused_before_anything_is_ranked(done, grouped, monkeypatch):
+    from assay.ops.prune import width_scores
+
+    monkeypatch.setattr(width_scores, "importance", lambda *args, **more: pytest.fail("ranked"))
+    with pytest.raises(ValueError, match="cannot be reopened"):
+        done(PruneWidth(hidden=50), grouped)
