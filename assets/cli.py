@@ -263,6 +263,32 @@ def new(
 
 
 @app.command()
+def shapes(
+    name: Annotated[str, typer.Argument(help="The name of the experiment to write.")],
+    base: Annotated[str, typer.Option(help="A base by its name in assets/bases.yaml, or {path: …} as in a file.")],
+    parameters: Annotated[int, typer.Option(min=1, help="Weights at most; of B bytes at b bits each, 8 B / b.")],
+    best: Annotated[int, typer.Option(min=1, max=50, help="How many candidates.")] = 4,
+    tokens: Annotated[int, typer.Option(min=1, help="That each is trained on.")] = 32_768,
+    directory: Annotated[Path, typer.Option("--dir", help="Where to write NAME.yaml.")] = Path(),
+) -> None:
+    """Search for a smaller shape: write an experiment whose variants are the candidates that promise most within a budget of weights."""
+    from assay.assets.search import search_file
+    from assay.schemas.load import parse_experiment
+
+    workspace, file = bench(), directory / f"{name}.yaml"
+    if file.exists():
+        raise MistakeError(f"{file} is there already; choose another name, or remove it first")
+    try:
+        text = search_file(workspace, file, base, parameters=parameters, best=best, tokens=tokens)
+    except ValueError as error:
+        raise MistakeError(str(error)) from error
+    parse_experiment(text, file, workspace.registries)
+    directory.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    console.print(f"{file}\n  assay plan {file}\n  assay run {file}")
+
+
+@app.command()
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535)] = 3000,
     host: Annotated[str, typer.Option(help="Loopback unless you say otherwise.")] = "127.0.0.1",

@@ -45,7 +45,7 @@ def read_weights(directory: Path) -> Stored:
         parts[layer][part] = tensor
     own = quantization.get("quant_method") == OWN
     scaled = [layer for layer, found in parts.items() if any(part.startswith("weight_scale") for part in found)]
-    layers = {layer: parts[layer] for layer in (quantization["layers"] if own else scaled)}
+    layers = {layer: parts[layer] for layer in (quantization["layers"] if own else scaled) if layer in parts}  # an early exit has fewer
     packed, used = {}, set()
     for layer, found in layers.items():
         mine = {part: tensor for part, tensor in found.items() if part == "weight" or part.startswith("weight_")}

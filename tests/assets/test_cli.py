@@ -77,7 +77,7 @@ def test_a_mistake_is_one_line_without_a_traceback_and_exit_code_2(bench: Worksp
 
 
 def test_help_is_everywhere(bench: Workspace, cli: Cli):
-    commands = ["run", "plan", "report", "sql", "verify", "gc", "schema", "new", "ui", "list", "free-slots"]
+    commands = ["run", "plan", "report", "sql", "verify", "gc", "schema", "new", "shapes", "ui", "list", "free-slots"]
     whole = cli(bench, "--help").stdout
     for command in commands:
         assert command in whole
@@ -126,6 +126,19 @@ def test_gc_shows_what_no_experiment_reaches_and_removes_it_when_told(finished: 
     refused = cli(finished, "gc", "--yes")
     assert refused.returncode == 2
     assert "mend or remove it first" in refused.stderr
+
+
+def test_shapes_writes_an_experiment_of_candidates_within_the_budget(bench: Workspace, cli: Cli):
+    base = "{path: base, dtype: float32}"
+    done = cli(bench, "shapes", "smaller", "--base", base, "--parameters", "60000", "--best", "2", "--tokens", "512")
+    assert done.returncode == 0, done.stderr
+    file = bench.experiment_places[0] / "smaller.yaml"
+    assert "prune_width" in file.read_text()
+    rows = [json.loads(line) for line in cli(bench, "plan", str(file), "--json").stdout.splitlines()]
+    assert {"smaller/shape1", "smaller/shape2", "smaller/shape1/kl", "smaller/shape2/kl"} <= {row["key"] for row in rows}
+    assert "is there already" in cli(bench, "shapes", "smaller", "--base", base, "--parameters", "60000").stderr
+    refused = cli(bench, "shapes", "none", "--base", base, "--parameters", "10")
+    assert refused.returncode == 2 and "no shape has at most 10 parameters" in refused.stderr
 
 
 def test_new_writes_an_experiment_that_can_be_planned(bench: Workspace, cli: Cli):

@@ -3,6 +3,7 @@
 import pytest
 
 from assay.assets import labels
+from assay.assets.describe import describe
 from assay.assets.plan import node_guess
 from assay.schemas.base import Base, Shape
 from assay.schemas.graph import build_graph
