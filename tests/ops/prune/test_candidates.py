@@ -12,7 +12,9 @@ WINDOWS = torch.randint(3, 128, (4, 24), generator=torch.Generator().manual_seed
 SMALL = Shape(layers=1, kv_groups=1, ffn=16, hidden=16)
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "llama with yarn, bias and one key head", "mistral with a window", "qwen2 with a bias", "qwen3", "gemma3"]
+)
 def test_the_family_that_is_read_counts_every_weight(kind, make_decoder):
     model = make_decoder(kind)
     sizes = structure.shape_numbers(model)
