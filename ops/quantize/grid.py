@@ -153,9 +153,8 @@ def fit(
         e4m3                  the scale itself rounded to e4m3, relative to f = 448 V / max|W| of the whole tensor: s = e4m3(f max|w| / V) / f
 
     The symmetric scale of integers spreads all 2^b codes over the range, as compressed-tensors does; max|w| / q_max would leave the code q_min unused and
-    its step is wider by 2^b - 1 over 2^b - 2: 7 % at 4 bits and half as wide again at 2. Scales are stored as the nearest of their dtype, so that the ends
-    of a group may be clipped: with its rounding error u (2^-8 in bfloat16), no weight moves by more than s (1 / 2 + u (2^b - 1)). bfloat16 has the
-    exponent of float32, so that a group of weights near 1e-7 keeps a scale that is not 0.
+    its step is wider by 2^b - 1 over 2^b - 2: 7 % at 4 bits and half as wide again at 2. Scales of 16 bits are rounded *up*, which keeps each group in
+    range: no weight moves by more than s / 2. bfloat16 has the exponent of float32, so that a group of weights near 1e-7 keeps a scale that is not 0.
 
     Args:
         factor: of e4m3 scales, where ``weight`` is a part of what it belongs to.
@@ -296,9 +295,11 @@ def _by_group(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _stored(scales: Float[Tensor, "blocks groups"], format: Format) -> Float[Tensor, "blocks groups"]:
-    """The nearest value of the scale's dtype, between its smallest normal one and its largest."""
+    """The least value of the scale's dtype that is not below each, and never below the smallest normal one."""
     dtype = getattr(torch, format.scale)
-    return scales.clamp(min=torch.finfo(dtype).tiny, max=torch.finfo(dtype).max).to(dtype)
+    rounded = scales.to(dtype)
+    above = torch.nextafter(rounded, torch.full_like(rounded, torch.inf))
+    return torch.where(rounded.float() < scales, above, rounded).clamp(min=torch.finfo(dtype).tiny)
 
 
 def _power_of_two(size: Float[Tensor, "blocks groups"], format: Format) -> Float[Tensor, "blocks groups"]:

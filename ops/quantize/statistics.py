@@ -175,17 +175,17 @@ def largest_sigmas(weight: Float[Tensor, "*shape"]) -> float:
 def clipped_share(weight: Float[Tensor, "rows cols"], quantized: Quantized) -> float:
     """The share of weights, 0 to 1, beyond the last code of their group by more than rounding explains.
 
-    That is half a step and the rounding of the scale for integers and three values; of tables and small floats anything beyond their largest value.
+    That is half a step beyond for integers and three values; of tables and small floats anything beyond their largest value.
     """
     format = quantized.format
     if format.element in ("int", "ternary"):
         low, high = (format.low, format.high) if format.element == "int" else (-1, 1)
-        ends, slack = torch.tensor([low, high], dtype=torch.int8), 0.5 / (high - low) + torch.finfo(quantized.shared.scales.dtype).eps / 2
+        ends, half = torch.tensor([low, high], dtype=torch.int8), 0.5 / (high - low)
     else:
         largest = float(elements.LARGEST[format.element])
-        ends, slack = elements.encode(torch.tensor([-largest, largest]), format.element), 0.0
+        ends, half = elements.encode(torch.tensor([-largest, largest]), format.element), 0.0
     first, last = (dequantize(quantized._replace(codes=code.expand_as(quantized.codes).contiguous())) for code in ends.to(weight.device))
-    beyond = (slack + 1e-5) * (last - first)
+    beyond = (half + 1e-5) * (last - first)
     numbers = weight.float()
     return float(((numbers < first - beyond) | (numbers > last + beyond)).double().mean())
 

@@ -7,7 +7,7 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.ops.quantize.grid import Format, dequantize, encode, fit, largest_divisor, quantize
+from assay.ops.quantize.grid import Format, dequantize, encode, largest_divisor, quantize
 
 
 def weights(seed: int, scale: float, shift: float, rows: int = 3, cols: int = 32) -> torch.Tensor:
@@ -41,21 +41,12 @@ def test_each_group_of_a_row_has_its_own_scale():
     seed=st.integers(0, 10_000), bits=st.sampled_from([2, 3, 4, 8]), group=st.sampled_from([8, 16, -1]), symmetric=st.booleans(),
     scale=st.sampled_from([1e-30, 1e-7, 1e-2, 1.0, 1e4]), shift=st.sampled_from([0.0, 0.5, -3.0, 20.0]),
 )  # fmt: skip
-def test_no_weight_moves_by_more_than_half_a_scale_and_what_rounding_the_scale_clips(seed, bits, group, symmetric, scale, shift):
+def test_no_weight_moves_by_more_than_half_a_scale(seed, bits, group, symmetric, scale, shift):
     weight = weights(seed, scale, shift)
-    for stored, rounding in (("bfloat16", 2**-8), ("float32", 2**-24)):
-        found = quantize(weight, Format("int", bits, group, symmetric=symmetric, scale=stored))
-        step = found.shared.scales.float().repeat_interleave(32 // found.shared.scales.shape[1], dim=1)
-        assert ((weight - dequantize(found)).abs() <= step * (0.5 + rounding * (2**bits - 1)) * (1 + 1e-5)).all()
+    found = quantize(weight, Format("int", bits, group, symmetric=symmetric))
+    half = found.shared.scales.float().repeat_interleave(32 // found.shared.scales.shape[1], dim=1) / 2
+    assert ((weight - dequantize(found)).abs() <= half * (1 + 1e-5)).all()
     assert found.codes.min() >= -(2 ** (bits - 1)) and found.codes.max() <= 2 ** (bits - 1) - 1
-
-
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10_000), bits=st.sampled_from([2, 4, 8]), symmetric=st.booleans(), scale=st.sampled_from([1e-30, 1e-2, 1e4]))
-def test_a_scale_is_stored_as_the_nearest_of_its_dtype(seed, bits, symmetric, scale):
-    weight = weights(seed, scale, 0.5)
-    wide, narrow = (fit(weight, Format("int", bits, 8, symmetric=symmetric, scale=stored)).scales for stored in ("float32", "bfloat16"))
-    assert torch.equal(narrow, wide.bfloat16())
 
 
 @settings(max_examples=30, deadline=None)
@@ -70,7 +61,7 @@ def test_rounding_what_was_rounded_changes_nothing_on_its_own_grid(seed, bits, s
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), bits=st.sampled_from([2, 3, 4, 8]), symmetric=st.booleans(), shift=st.sampled_from([0.0, 1.0]))
-def test_scales_and_zero_points_are_those_of_compressed_tensors(seed, bits, symmetric, shift):
+def test_scales_and_zero_points_are_those_of_compressed_tensors_up_to_the_rounding_of_the_scale(seed, bits, symmetric, shift):
     weight = weights(seed, 0.02, shift)
     found = quantize(weight, Format("int", bits, 8, symmetric=symmetric, scale="float32"))
     groups = weight.reshape(3, 4, 8)
@@ -79,6 +70,12 @@ def test_scales_and_zero_points_are_those_of_compressed_tensors(seed, bits, symm
     torch.testing.assert_close(found.shared.scales, scales, rtol=1e-6, atol=0)
     if found.shared.zeros is not None:
         assert torch.equal(found.shared.zeros, zeros)
+    short = quantize(weight, Format("int", bits, 8, symmetric=symmetric)).shared.scales
+    assert (
+        short.dtype == torch.bfloat16
+        and (short.float() >= found.shared.scales).all()
+        and (short.float() <= found.shared.scales * (1 + 2**-7)).all()
+    )
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
