@@ -12,7 +12,7 @@ from assay.ops.apply import apply, import_base, maker
 from assay.ops.models.checkpoint import load_model, load_tokenizer
 from assay.ops.prune.depth import angular_distances, block_influence
 from assay.schemas.base import Base, Packaged, Shape
-from assay.schemas.pruning import PruneDepth
+from assay.schemas.pruning import Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.texts import Calibration
 from assay.warehouse.fingerprint import fingerprint
@@ -180,7 +180,9 @@ def closure(tree: ast.AST) -> set[str]:
 
 
 EVERY_WAY = [
-    PruneDepth(layers=1), Smooth(method="smoothquant"), Smooth(method="awq"), Rotate(), Rotate(method="random"), Rotate(method="spinquant"),
+    *(PruneDepth(layers=1, score=score) for score in ("block_influence", "angular", "perplexity", "random")),
+    *(PruneWeights(method=method, sparsity_pct=50) for method in ("magnitude", "wanda", "sparsegpt")), PruneWidth(ffn=8), PruneExperts(experts=2), Pack(),
+    Smooth(method="smoothquant"), Smooth(method="awq"), Rotate(), Rotate(method="random"), Rotate(method="spinquant"),
     *(Quantize(method=method, format="int4") for method in ("rtn", "gptq", "hqq")),
     *(Quantize(method=method, format="int4", range="output_mse") for method in ("rtn", "gptq")),
     *(Quantize(method=method, mixed={"millibits": 4000}) for method in ("rtn", "gptq")),
