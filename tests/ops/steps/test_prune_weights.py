@@ -69,13 +69,3 @@ def test_blocks_may_go_after_weights(done, small):
     left = done(PruneDepth(layers=1, score="random"), pruned).out
     assert PRUNED_KEY in read_config(left)
     assert all(abs(float(each.double().mean()) - 0.5) < 0.01 for each in zeros(left).values())
-
-
-def test_gptq_errs_less_than_rounding_on_what_is_left(done, small, ids):
-    pruned = done(PruneWeights(method="wanda", **HALF), small, "pruned").out
-    before = load_model(pruned, dtype=torch.float32)(ids).logits
-
-    def gap(step):
-        return float((load_model(done(step, pruned, step.method).out, dtype=torch.float32)(ids).logits - before).square().mean())
-
-    assert gap(Quantize(format="int3", method="gptq")) < gap(Quantize(format="int3"))
