@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.assets.ledger import Ledger, text_source
+from assay.ops.steps.training import Running
 from assay.schemas.graph import Node
 from assay.schemas.manifest import Action
 from assay.schemas.protocols import Divergence, Protocol
@@ -76,9 +77,7 @@ class Builder:
             return early_exit_draft(step, target, out)
         from assay.ops.apply import train_draft
 
-        return train_draft(
-            step, target, start, out, windows=self._text_windows(target), seed=self.ledger.experiment.seed, **self._training_of(node, action)
-        )  # fmt: skip
+        return train_draft(step, target, start, out, windows=self._text_windows(target), running=self._running(node, action))
 
     def _trained(self, step: TrainedStep, node: Node, parent: Path, out: Path, action: Action) -> dict[str, Any]:
         """A model that is trained. What the base says of the text is kept in the store, for the other students that read it."""
@@ -91,15 +90,13 @@ class Builder:
             from assay.ops.steps.distill import teach
 
             said = self.ledger.workspace.store.get_or_build(asked, lambda out: teach(step, base, out, windows=windows), kind="teacher").path  # type: ignore[arg-type]
-        return train(
-            step, parent, out, windows=windows, teacher=base, said=said, seed=self.ledger.experiment.seed, **self._training_of(node, action)
-        )  # fmt: skip
+        return train(step, parent, out, windows=windows, teacher=base, said=said, running=self._running(node, action))
 
     def _text_windows(self, parent: Path) -> Callable[[Text, int, int], Any]:
         """(text, windows, length) → token ids, by the tokenizer of ``parent``."""
         return lambda text, windows, length: self._windows(text, windows, length, parent)
 
-    def _training_of(self, node: Node, action: Action) -> dict[str, Any]:
+    def _running(self, node: Node, action: Action) -> Running:
         """Where a run keeps its state, what it is, and what tells how far it is."""
         state = self._training(action)
         _forget_old(state.parent)
@@ -114,7 +111,7 @@ class Builder:
                     f"{at.seconds_left / 60:.0f} min left"
                 )
 
-        return {"state": state, "run": {"key": action.key}, "progress": progress}
+        return Running(self.ledger.experiment.seed, state, {"key": action.key}, progress)
 
     def _training(self, action: Action) -> Path:
         return self.ledger.workspace.home / "training" / action.key

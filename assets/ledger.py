@@ -73,13 +73,9 @@ class Ledger:
         else:
             calibration = getattr(node.step, "calibration", None)
             data = {"calibration": self.text(calibration.text)} if calibration else {}
-        more = (
-            ("compressed-tensors",)
-            if node.step.kind == "quantize"
-            else ("peft",)
-            if isinstance(node.step, Distill) and node.step.lora
-            else ()
-        )
+        more = ("compressed-tensors",) if node.step.kind == "quantize" else ()
+        if isinstance(node.step, Distill) and node.step.lora:
+            more = ("peft",)
         return Action(
             step=step, code=code(maker(node.step)), parents=known, data=data, seed=self.experiment.seed, versions=_versions(*more)
         )

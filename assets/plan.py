@@ -111,18 +111,14 @@ def node_guess(node: Node, shape: Shape | None) -> float:
     if isinstance(node.step, PruneDepth):
         return 2 + size / 1e8 + 2 * size * node.step.calibration.windows * node.step.calibration.length / GUESSED_FLOPS
     if isinstance(node.step, PruneWidth | PruneExperts | PruneWeights):
-        return (
-            3
-            + size / 1e8
-            + (4 * size * node.step.calibration.windows * node.step.calibration.length / GUESSED_FLOPS if node.step.calibration else 0)
-        )
+        text = node.step.calibration
+        return 3 + size / 1e8 + (4 * size * text.windows * text.length / GUESSED_FLOPS if text else 0)
     if isinstance(node.step, PruneLearned):
         return 5 + size / 1e8 + 6 * size * node.step.tokens / GUESSED_FLOPS
     if isinstance(node.step, Pretrain):
-        weights = (
-            node.step.parameters or 12 * node.step.layers * node.step.hidden**2 + (shape.vocab_size if shape else 5e4) * node.step.hidden
-        )
-        return 5 + 6 * weights * node.step.tokens / GUESSED_FLOPS
+        asked, vocabulary = node.step, shape.vocab_size if shape else 5e4
+        weights = asked.parameters or 12 * asked.layers * asked.hidden**2 + vocabulary * asked.hidden
+        return 5 + 6 * weights * asked.tokens / GUESSED_FLOPS
     if isinstance(node.step, Distill):  # a forward and a backward, and once the teacher's forward
         return 5 + size / 1e8 + (8 if node.step.teacher == "model" else 6) * size * node.step.tokens / GUESSED_FLOPS
     if isinstance(node.step, DraftModel):  # the teacher's forward, and of a draft of half its size a forward and a backward

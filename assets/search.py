@@ -23,6 +23,8 @@ def search_file(workspace: Workspace, file: Path, base: str, *, parameters: int,
     Raises:
         ValueError: no shape meets the budget, or the base is one whose widths are not cut.
     """
+    import torch
+
     from assay.ops.data.texts import documents
     from assay.ops.data.tokens import calibration_windows
     from assay.ops.models.dense import load_dense, load_tokenizer
@@ -31,15 +33,16 @@ def search_file(workspace: Workspace, file: Path, base: str, *, parameters: int,
 
     name = file.stem
     start = parse_experiment(f"name: {name}\nbase: {base}\naxes: {{shape: {{none: []}}}}\nmeasure: [bytes]\n", file, workspace.registries)
-    path = Builder(Ledger(workspace, build_graph(start))).node(build_graph(start).base).path
-    model = load_dense(path)
+    graph = build_graph(start)
+    path = Builder(Ledger(workspace, graph)).node(graph.base).path
+    model = load_dense(path, dtype=torch.float32)
     windows = calibration_windows(load_tokenizer(path), documents(name="wikipedia_train"), WINDOWS, LENGTH)
     family, config = family_of(model), model.config.get_text_config(decoder=True)
     divisors = DIVISORS._replace(
         hidden=config.num_attention_heads if family.whole_heads else DIVISORS.hidden, ffn=64 if config.intermediate_size >= 1024 else 8
     )
-    lines = []
-    for number, each in enumerate(candidates(model.float(), windows, parameters, best=best, divisors=divisors), start=1):
+    options = {}
+    for number, each in enumerate(candidates(model, windows, parameters, best=best, divisors=divisors), start=1):
         shape = each.shape
         gone = config.num_hidden_layers - shape.layers
         asked = {
@@ -50,7 +53,7 @@ def search_file(workspace: Workspace, file: Path, base: str, *, parameters: int,
         widths = ", ".join(f"{key}: {size}" for key, (size, full) in asked.items() if size != full)
         steps = [f"{{kind: prune_depth, layers: {gone}}}"] * bool(gone) + [f"{{kind: prune_width, {widths}}}"] * bool(widths)
         if steps:
-            lines.append(f"    shape{number}: [{', '.join(steps)}]  # {each.parameters:,} weights; {each.score:.3f} of the importance")
+            options[f"shape{number}"] = f"[{', '.join(steps)}]  # {each.parameters:,} weights; {each.score:.3f} of the importance"
     head = f"""\
         # Shapes of at most {parameters:,} weights that hold most of the importance of {base}'s parts, each trained toward it on {tokens:,} tokens.
         # The winner: SELECT shape FROM {name} WHERE recover = 'kl' ORDER BY kl_mean_nats LIMIT 1
@@ -65,11 +68,11 @@ def search_file(workspace: Workspace, file: Path, base: str, *, parameters: int,
           recover:
             none: []
             kl: [{{kind: distill, tokens: {tokens}}}]
-        grid: {{include: [{{recover: none}}, {{shape: [{", ".join(line.split(":")[0].strip() for line in lines)}], recover: kl}}]}}
+        grid: {{include: [{{recover: none}}, {{shape: [{", ".join(options)}], recover: kl}}]}}
         measure:
           - {{suite: divergence, text: {{name: wikipedia}}, tokens: 8192, window: 512}}
           - bytes
           - recovery
           - speed
     """
-    return dedent(head).rstrip() + "\n" + "\n".join(lines) + "\n" + dedent(tail)
+    return dedent(head).rstrip() + "\n" + "\n".join(f"    {option}: {steps}" for option, steps in options.items()) + "\n" + dedent(tail)

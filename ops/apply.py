@@ -8,24 +8,37 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, assert_never
 
-from assay.ops.steps import pack, prune_depth, prune_experts, prune_weights, prune_width, quantize, rotate, smooth
+from assay.ops.steps import (
+    distill,
+    pack,
+    pretrain,
+    prune_depth,
+    prune_experts,
+    prune_learned,
+    prune_weights,
+    prune_width,
+    quantize,
+    rotate,
+    smooth,
+)  # fmt: skip
+from assay.ops.steps.training import Running
 from assay.schemas.base import Base
 from assay.schemas.pruning import Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.steps import DraftModel, RewriteStep, TrainedStep, WeightStep
-from assay.schemas.texts import Calibration, Text
+from assay.schemas.texts import Calibration
 from assay.schemas.training import Distill, Pretrain, PruneLearned
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from assay.ops.train.loop import Progress
+    from assay.ops.steps.training import Windows as Texts
 
     Windows = Callable[[Calibration], Tensor] | Tensor | None
 
 WAYS = {
     "prune_depth": prune_depth, "prune_width": prune_width, "prune_experts": prune_experts, "prune_weights": prune_weights,
-    "pack": pack,    "smooth": smooth, "rotate": rotate, "quantize": quantize,
+    "pack": pack, "smooth": smooth, "rotate": rotate, "quantize": quantize,
 }  # by the kind of step  # fmt: skip
 
 
@@ -54,35 +67,25 @@ def train(
     parent: Path,
     out: Path,
     *,
-    windows: "Callable[[Text, int, int], Tensor]",
+    windows: "Texts",
     teacher: Path,
     said: Path | None = None,
-    seed: int = 0,
-    state: Path | None = None,
-    run: dict[str, Any] | None = None,
-    progress: "Callable[[Progress], None] | None" = None,
+    running: Running = Running(),  # noqa: B008
 ) -> dict[str, Any]:
     """Do a step that trains, as :func:`apply` does one that does not.
 
     Args:
         windows: (text, windows, length) → token ids [windows, length].
         teacher: the base; ``said``: what it says of the text, where that is kept (``ops/steps/distill.py``).
-        state, run, progress: see ``ops/train/loop.py``.
     """
     require_empty(out)
     match step:
         case Distill():
-            from assay.ops.steps.distill import distill
-
-            return distill(step, parent, teacher, out, windows=windows, said=said, seed=seed, state=state, run=run, progress=progress)
+            return distill.distill(step, parent, teacher, out, windows=windows, said=said, running=running)
         case PruneLearned():
-            from assay.ops.steps.prune_learned import prune_learned
-
-            return prune_learned(step, parent, out, windows=windows, seed=seed, state=state, run=run, progress=progress)
+            return prune_learned.prune_learned(step, parent, out, windows=windows, running=running)
         case Pretrain():
-            from assay.ops.steps.pretrain import pretrain
-
-            return pretrain(step, parent, out, windows=windows, seed=seed, state=state, run=run, progress=progress)
+            return pretrain.pretrain(step, parent, out, windows=windows, running=running)
         case _:
             assert_never(step)
 
@@ -137,11 +140,8 @@ def train_draft(
     draft: Path | None,
     out: Path,
     *,
-    windows: "Callable[[Text, int, int], Tensor]",
-    seed: int = 0,
-    state: Path | None = None,
-    run: dict[str, Any] | None = None,
-    progress: "Callable[[Progress], None] | None" = None,
+    windows: "Texts",
+    running: Running = Running(),  # noqa: B008
 ) -> dict[str, Any]:
     """Train a copy of ``draft``, or of the first blocks of ``target``, toward ``target``, and write it as a checkpoint, packed if that is asked.
 
@@ -149,7 +149,6 @@ def train_draft(
         draft: a dense checkpoint; None with ``step.early_exit``.
         out: an existing, empty directory.
         windows: (text, windows, length) → token ids [windows, length].
-        state, run, progress: see ``ops/train/loop.py``.
     Returns:
         Steps, tokens, the curve, and how much draft and target overlap on held-out text: before, after, and as stored.
     Raises:
@@ -160,39 +159,43 @@ def train_draft(
     import torch
 
     from assay.ops.models import checkpoint, dense
+    from assay.ops.models.device import device
     from assay.ops.models.early_exit import early_exit
     from assay.ops.steps.quantize import hqq, rtn
-    from assay.ops.steps.training import settings_of, steps_of, texts_of
-    from assay.ops.train.draft import distill, eos_of, overlap_with, require_same_tokens
+    from assay.ops.steps.training import load_teacher, settings_of, texts_of, told_of
+    from assay.ops.train.draft import distill, eos_of, require_same_tokens
+    from assay.ops.train.overlap import overlap_with
 
     require_empty(out)
-    asked, device = step.distill, "cuda" if torch.cuda.is_available() else "cpu"
+    asked, where = step.distill, device()
     assert asked is not None
     tokenizer, start = checkpoint.load_tokenizer(target), draft or target
     if draft is not None:
         dense.require_dense(draft, "distill")
         require_same_tokens(tokenizer, checkpoint.load_tokenizer(draft))
-    narrow = None if device == "cuda" else torch.float32  # as stored where that is fast
-    teacher = checkpoint.load_model(target, dtype=narrow, device=device).requires_grad_(False)
-    student = checkpoint.load_model(start, dtype=torch.float32, device=device)
+    teacher = load_teacher(target)
+    student = checkpoint.load_model(start, dtype=torch.float32, device=where)
     if step.early_exit is not None:
         student = early_exit(student, step.early_exit)
     read, held_out = texts_of(asked, windows)
     points = distill(
         student, teacher, read, held_out, loss=asked.loss, temperature=asked.temperature, on_policy_pct=asked.on_policy_pct, rows=asked.batch,
-        settings=settings_of(asked, seed), vocabulary=len(tokenizer), eos_ids=eos_of(student), state=state, run=run, progress=progress,
+        settings=settings_of(asked, running.seed), vocabulary=len(tokenizer), eos_ids=eos_of(student), **running.followed,
     )  # fmt: skip
     stored = dense.stored_dtype(start)
     with tempfile.TemporaryDirectory() as temporary:
         trained = out if asked.quantize is None else Path(temporary)
         dense.save_checkpoint(dense.move(student, stored, "cpu"), start, trained)
-        packed = {} if asked.quantize is None else {"rtn": rtn, "hqq": hqq}[asked.quantize.method](asked.quantize, trained, out, seed=seed)
+        packed = (
+            {}
+            if asked.quantize is None
+            else {"rtn": rtn, "hqq": hqq}[asked.quantize.method](asked.quantize, trained, out, seed=running.seed)
+        )
     measure = overlap_with(teacher, held_out, vocabulary=len(tokenizer))
-    written = measure(checkpoint.load_model(out, dtype=torch.float32, device=device))
+    written = measure(checkpoint.load_model(out, dtype=torch.float32, device=where))
     return {
-        "steps": steps_of(asked), "tokens": points[-1].tokens, "layers": student.config.get_text_config(decoder=True).num_hidden_layers,
-        "held_out_tokens": held_out.numel(), "before": points[0].metrics, "after": points[-1].metrics, "stored": written._asdict(),
-        "curve": [point._asdict() for point in points], **({"packed": packed} if packed else {}),
+        **told_of(asked, points, held_out), "layers": student.config.get_text_config(decoder=True).num_hidden_layers, "before": points[0].metrics,
+        "after": points[-1].metrics, "stored": written._asdict(), **({"packed": packed} if packed else {}),
     }  # fmt: skip
 
 

@@ -28,6 +28,12 @@ class Sparsity(NamedTuple):
     n: int = 0
     m: int = 0
 
+    @classmethod
+    def of_pattern(cls, name: str) -> "Sparsity":
+        """A pattern by its name, such as ``2:4``."""
+        n, m = map(int, name.split(":"))
+        return cls(n=n, m=m)
+
     @property
     def name(self) -> str:
         """Such as ``50%`` or ``2:4``."""

@@ -1,11 +1,9 @@
 """The step ``distill``: a compressed model is trained toward its base. Not here: any arithmetic, or where a training state is kept."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.ops.steps.training import CURVE, settings_of, steps_of, texts_of
+from assay.ops.steps.training import Running, load_teacher, settings_of, steps_of, texts_of, told_of, with_curve
 from assay.schemas.training import Distill
 
 if TYPE_CHECKING:
@@ -13,7 +11,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from assay.ops.steps.training import Windows
-    from assay.ops.train.loop import Progress
     from assay.ops.train.teachers import CachedStates, CachedTopK
 
 SAID = "said.safetensors"
@@ -32,16 +29,14 @@ def asked_of_teacher(step: Distill) -> dict[str, Any]:
 
 def teach(step: Distill, teacher: Path, out: Path, *, windows: "Windows") -> dict[str, Any]:
     """Write what the teacher says of the text: its final hidden states in bfloat16, or its likeliest tokens; of held-out text the states in float32."""
-    import torch
     from safetensors.torch import save_file
 
     from assay.ops.evaluate.divergence import head_of
-    from assay.ops.models.checkpoint import load_model, load_tokenizer
+    from assay.ops.models.checkpoint import load_tokenizer
     from assay.ops.train.overlap import states_of
     from assay.ops.train.teachers import teacher_states, top_k_logits
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(teacher, dtype=None if device == "cuda" else torch.float32, device=device)
+    model = load_teacher(teacher)
     read, held_out = texts_of(step, windows)
     tensors = {"held_out": states_of(model, held_out).cpu()}
     if step.top_k is None:
@@ -62,25 +57,20 @@ def distill(
     *,
     windows: "Windows",
     said: Path | None,
-    seed: int = 0,
-    state: Path | None = None,
-    run: dict[str, Any] | None = None,
-    progress: "Callable[[Progress], None] | None" = None,
+    running: Running = Running(),  # noqa: B008
 ) -> dict[str, Any]:
     """Train the dense checkpoint in ``parent`` toward ``teacher`` and write it as it was stored.
 
     Args:
         said: what :func:`teach` wrote; None where the teacher is run.
         windows: (text, windows, length) → token ids [windows, length].
-        state, run, progress: see ``ops/train/loop.py``.
     Returns:
         Steps, tokens, the recovery curve, and what a held-out text says of the student: before, after, and as stored.
     Raises:
         ValueError: the two have different tokenizers, ``parent`` is quantized or rotated online, or training diverged.
     """
-    import torch
-
     from assay.ops.models import checkpoint, dense
+    from assay.ops.models.device import device
     from assay.ops.steps.whole import opened, written
     from assay.ops.train.draft import eos_of, require_same_tokens
     from assay.ops.train.hidden import paired_blocks
@@ -88,36 +78,32 @@ def distill(
     from assay.ops.train.on_policy import OnPolicy
     from assay.ops.train.recover import Objective, recover
 
-    device, tokenizer = "cuda" if torch.cuda.is_available() else "cpu", checkpoint.load_tokenizer(teacher)
+    where, tokenizer = device(), checkpoint.load_tokenizer(teacher)
     require_same_tokens(tokenizer, checkpoint.load_tokenizer(parent))
     student, stored = opened(parent, step.kind)
-    dense.move(student, device=device)
+    dense.move(student, device=where)
     read, held_out = texts_of(step, windows)
-    source = checkpoint.load_model(teacher, dtype=None if device == "cuda" else torch.float32, device=device).requires_grad_(False)
-    given = source if said is None else _read(step, said, source, len(tokenizer))
-    pairs = paired_blocks(layers_from(student, source)) if step.hidden_pct else ()
+    given = load_teacher(teacher) if said is None else _read(step, said, teacher, len(tokenizer))
+    pairs = paired_blocks(layers_from(student, given)) if step.hidden_pct else ()
     objective = Objective(
         loss=step.loss, beta=step.beta_pct / 100, temperature=step.temperature, ce_pct=step.cross_entropy_pct, hidden=pairs,
         hidden_weight=step.hidden_pct / 100,
     )  # fmt: skip
     zeros = _zeros(student)
-    adapted = None if step.lora is None else adapt(student, rank=step.lora.rank, alpha=step.lora.alpha, seed=seed)
+    adapted = None if step.lora is None else adapt(student, rank=step.lora.rank, alpha=step.lora.alpha, seed=running.seed)
     points = recover(
-        student, given, read, held_out, objective=objective, settings=settings_of(step, seed), rows=step.batch, zeros=zeros, vocabulary=len(tokenizer),
-        on_policy=OnPolicy(step.on_policy_pct, eos_ids=eos_of(student)), bf16=device == "cuda", state=state, run=run, progress=progress,
+        student, given, read, held_out, objective=objective, settings=settings_of(step, running.seed), rows=step.batch, zeros=zeros, vocabulary=len(tokenizer),
+        on_policy=OnPolicy(step.on_policy_pct, eos_ids=eos_of(student)), bf16=where == "cuda", **running.followed,
     )  # fmt: skip
     if adapted is not None:
         merge(adapted)
     written(dense.move(student, stored, "cpu"), parent, out)
-    told = {
-        "loss": step.loss, "steps": steps_of(step), "tokens": points[-1].tokens, "held_out_tokens": held_out.numel(), "before": points[0].metrics,
-        "after": points[-1].metrics, "curve": [point._asdict() for point in points],
-    }  # fmt: skip
-    (out / CURVE).write_text(json.dumps(told, allow_nan=False))
-    return told
+    return with_curve(out, {
+        "loss": step.loss, "before": points[0].metrics, "after": points[-1].metrics, **told_of(step, points, held_out),
+    })  # fmt: skip
 
 
-def layers_from(student: "PreTrainedModel", teacher: "PreTrainedModel") -> list[int]:
+def layers_from(student: "PreTrainedModel", teacher: Any) -> list[int]:
     """Which of the teacher's blocks each block of the student was.
 
     Raises:
@@ -136,14 +122,14 @@ def layers_from(student: "PreTrainedModel", teacher: "PreTrainedModel") -> list[
     return list(range(all_)) if known is None else list(known)
 
 
-def _read(step: Distill, said: Path, teacher: "PreTrainedModel", vocabulary: int) -> "CachedStates | CachedTopK":
-    """What :func:`teach` wrote, with the head that turns states into distributions."""
+def _read(step: Distill, said: Path, teacher: Path, vocabulary: int) -> "CachedStates | CachedTopK":
+    """What :func:`teach` wrote, with the head that turns states into distributions, all that is kept of the teacher."""
     from safetensors.torch import load_file
 
     from assay.ops.evaluate.divergence import head_of
     from assay.ops.train.teachers import CachedStates, CachedTopK, TopK
 
-    stored, head = load_file(said / SAID), head_of(teacher)
+    stored, head = load_file(said / SAID), head_of(load_teacher(teacher))
     if step.top_k is None:
         return CachedStates(stored["states"], stored["held_out"], head)
     top = TopK(stored["ids"], stored["log_probabilities"], stored["log_tail"], min(vocabulary, len(head.weight)))

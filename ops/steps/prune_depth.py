@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from assay.schemas.pruning import PruneDepth
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -19,7 +20,7 @@ def prune_depth(step: PruneDepth, parent: Path, out: Path, *, windows: "Tensor |
     from assay.ops.steps.whole import opened
 
     ids = require_windows(windows, f"prune_depth scores blocks by {step.score} on text")
-    model, _ = opened(parent, step.kind)
+    model, stored = opened(parent, step.kind)
     if step.score == "block_influence":
         scores = depth.block_influence(model, ids)
         removed = depth.lowest(scores, step.layers)
@@ -27,7 +28,7 @@ def prune_depth(step: PruneDepth, parent: Path, out: Path, *, windows: "Tensor |
         scores = depth.angular_distances(model, ids, step.layers, tokens=step.tokens or "last")
         start = depth.best_run(scores)
         removed = list(range(start, start + step.layers))
-    return {"score": step.score, "scores": scores.tolist(), "tokens": ids.numel(), **_cut(model, removed, parent, out)}
+    return {"score": step.score, "scores": scores.tolist(), "tokens": ids.numel(), **_cut(model, stored, removed, parent, out)}
 
 
 def perplexity(step: PruneDepth, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
@@ -37,9 +38,9 @@ def perplexity(step: PruneDepth, parent: Path, out: Path, *, windows: "Tensor | 
     from assay.ops.steps.whole import opened
 
     ids = require_windows(windows, "prune_depth finds what the loss misses least on text")
-    model, _ = opened(parent, step.kind)
+    model, stored = opened(parent, step.kind)
     taken = greedy(model, ids, step.layers)
-    told = _cut(model, sorted(each.layer for each in taken), parent, out)
+    told = _cut(model, stored, sorted(each.layer for each in taken), parent, out)
     return {"score": step.score, "order": [each._asdict() for each in taken], "tokens": ids.numel(), **told}
 
 
@@ -49,13 +50,13 @@ def random(step: PruneDepth, parent: Path, out: Path, *, windows: "Tensor | None
     from assay.ops.prune.depth import random_layers
     from assay.ops.steps.whole import opened
 
-    model, _ = opened(parent, step.kind)
-    return {"score": step.score, **_cut(model, random_layers(len(structure.blocks(model)), step.layers, seed), parent, out)}
+    model, stored = opened(parent, step.kind)
+    return {"score": step.score, **_cut(model, stored, random_layers(len(structure.blocks(model)), step.layers, seed), parent, out)}
 
 
-def _cut(model: "PreTrainedModel", removed: list[int], parent: Path, out: Path) -> dict[str, Any]:
+def _cut(model: "PreTrainedModel", stored: "torch.dtype", removed: list[int], parent: Path, out: Path) -> dict[str, Any]:
     """Take ``removed`` out and write what is left in the dtype of the parent: to float32 and back changes no bit."""
-    from assay.ops.models.dense import move, stored_dtype
+    from assay.ops.models.dense import move
     from assay.ops.prune.depth import drop_layers
     from assay.ops.steps.whole import written
 
@@ -64,5 +65,5 @@ def _cut(model: "PreTrainedModel", removed: list[int], parent: Path, out: Path) 
     if getattr(config, LAYERS_FROM, None) is None:
         setattr(config, LAYERS_FROM, list(range(before)))
     drop_layers(model, removed)
-    written(move(model, stored_dtype(parent)), parent, out)
+    written(move(model, stored), parent, out)
     return {"removed": removed, "layers_before": before}

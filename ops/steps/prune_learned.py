@@ -1,16 +1,13 @@
 """The step ``prune_learned``: gates are trained until so much is left, and the rest is cut. Not here: any arithmetic."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.ops.steps.training import CURVE, settings_of, steps_of, texts_of
+from assay.ops.steps.training import Running, settings_of, steps_of, texts_of, told_of, with_curve
 from assay.schemas.training import PruneLearned
 
 if TYPE_CHECKING:
     from assay.ops.steps.training import Windows
-    from assay.ops.train.loop import Progress
 
 
 def prune_learned(
@@ -19,40 +16,34 @@ def prune_learned(
     out: Path,
     *,
     windows: "Windows",
-    seed: int = 0,
-    state: Path | None = None,
-    run: dict[str, Any] | None = None,
-    progress: "Callable[[Progress], None] | None" = None,
+    running: Running = Running(),  # noqa: B008
 ) -> dict[str, Any]:
     """Train gates and weights on the next token of the text, then write what the gates leave as a plain checkpoint.
 
     Args:
         windows: (text, windows, length) → token ids [windows, length].
-        state, run, progress: see ``ops/train/loop.py``.
     Returns:
         What was kept, the curve, and the shape before and after.
     Raises:
         ValueError: the parent is quantized or rotated online, more is to be left than there is, or training diverged.
     """
-    import torch
-
     from assay.ops.models import checkpoint, dense, structure
+    from assay.ops.models.device import device
     from assay.ops.prune.depth import drop_layers
     from assay.ops.prune.width import Kept, cut, require_possible
     from assay.ops.steps.whole import opened, written
     from assay.ops.train.learned_masks import Target, learn_masks
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     model, stored = opened(parent, step.kind)
     require_possible(model, kv_groups=step.kv_groups, query_heads=None, ffn=step.ffn, hidden=step.hidden)
-    dense.move(model, device=device)
+    dense.move(model, device=device())
     read, held_out = texts_of(step, windows)
-    settings = settings_of(step, seed)._replace(stop_above=None)  # its loss has the multipliers in it, which rise
+    settings = settings_of(step, running.seed)._replace(stop_above=None)  # its loss has the multipliers in it, which rise
     before = structure.shape_numbers(model)
     found = learn_masks(
         model, read, held_out, Target(step.layers, step.kv_groups, step.ffn, step.hidden), settings=settings, gate_rate=step.gate_rate,
         target_warmup_steps=steps_of(step) * step.target_warmup_pct // 100, rows=step.batch,
-        vocabulary=len(checkpoint.load_tokenizer(parent)), state=state, run=run, progress=progress,
+        vocabulary=len(checkpoint.load_tokenizer(parent)), **running.followed,
     )  # fmt: skip
     kept = found.kept
     dense.move(model, device="cpu")
@@ -66,9 +57,4 @@ def prune_learned(
         cut(model, widths)
     after = structure.shape_numbers(model)
     written(dense.move(model, stored), parent, out)
-    told = {
-        "steps": steps_of(step), "tokens": found.points[-1].tokens, "held_out_tokens": held_out.numel(), "before": before, "after": after,
-        "layers": kept.layers, "curve": [point._asdict() for point in found.points],
-    }  # fmt: skip
-    (out / CURVE).write_text(json.dumps(told, allow_nan=False))
-    return told
+    return with_curve(out, {"before": before, "after": after, "layers": kept.layers, **told_of(step, found.points, held_out)})

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from assay.schemas.pruning import PruneWeights
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
     from transformers import PreTrainedModel
 
@@ -17,8 +18,8 @@ def magnitude(step: PruneWeights, parent: Path, out: Path, *, windows: "Tensor |
     from assay.ops.prune.magnitude import prune_model
     from assay.ops.steps.whole import opened
 
-    model, _ = opened(parent, step.kind)
-    return _save(step, model, prune_model(model, _sparsity(step), scope=step.scope or "layer"), parent, out)
+    model, stored = opened(parent, step.kind)
+    return _save(step, model, stored, prune_model(model, _sparsity(step), scope=step.scope or "layer"), parent, out)
 
 
 def wanda(step: PruneWeights, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
@@ -28,8 +29,8 @@ def wanda(step: PruneWeights, parent: Path, out: Path, *, windows: "Tensor | Non
     from assay.ops.steps.whole import opened
 
     ids = require_windows(windows, f"{step.method} looks at text")
-    model, _ = opened(parent, step.kind)
-    return _save(step, model, prune_model(model, ids, _sparsity(step)), parent, out)
+    model, stored = opened(parent, step.kind)
+    return _save(step, model, stored, prune_model(model, ids, _sparsity(step)), parent, out)
 
 
 def sparsegpt(step: PruneWeights, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
@@ -39,27 +40,24 @@ def sparsegpt(step: PruneWeights, parent: Path, out: Path, *, windows: "Tensor |
     from assay.ops.steps.whole import opened
 
     ids = require_windows(windows, f"{step.method} looks at text")
-    model, _ = opened(parent, step.kind)
-    return _save(step, model, prune_model(model, ids, _sparsity(step), damping=step.damping_pct / 100), parent, out)
+    model, stored = opened(parent, step.kind)
+    return _save(step, model, stored, prune_model(model, ids, _sparsity(step), damping=step.damping_pct / 100), parent, out)
 
 
 def _sparsity(step: PruneWeights) -> "Sparsity":
     from assay.ops.prune.masks import Sparsity
 
-    if step.pattern is None:
-        return Sparsity(step.sparsity_pct or 0)
-    n, m = map(int, step.pattern.split(":"))
-    return Sparsity(n=n, m=m)
+    return Sparsity(step.sparsity_pct or 0) if step.pattern is None else Sparsity.of_pattern(step.pattern)
 
 
-def _save(step: PruneWeights, model: "PreTrainedModel", pruned: "Pruned", parent: Path, out: Path) -> dict[str, Any]:
+def _save(step: PruneWeights, model: "PreTrainedModel", stored: "torch.dtype", pruned: "Pruned", parent: Path, out: Path) -> dict[str, Any]:
     """Write the model in the dtype of its parent; rounding to it makes no zero another number."""
-    from assay.ops.models.dense import PRUNED_KEY, move, stored_dtype
+    from assay.ops.models.dense import PRUNED_KEY, move
     from assay.ops.steps.whole import written
 
     found = pruned.realised
     setattr(model.config, PRUNED_KEY, {"pattern": step.pattern, "zeros": found.zeros, "weights": found.weights})
-    written(move(model, stored_dtype(parent)), parent, out)
+    written(move(model, stored), parent, out)
     return {
         "method": step.method,
         "zeros": found.zeros,

@@ -5,7 +5,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from assay.ops.suites.subject import Result, Subject, device, metric, model_of, tokenizer_of
+from assay.ops.models.device import device
+from assay.ops.suites.subject import Result, Subject, metric, model_of, tokenizer_of
 from assay.schemas.protocols import Divergence
 
 

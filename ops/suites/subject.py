@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from assay.ops.models.device import device
 from assay.schemas.sampling import SamplingSpec
 
 
@@ -49,12 +50,6 @@ def metric(name: str, value: float | None, unit: str, n: int, standard_error: fl
 def ratio_metric(name: str, found: tuple[float | None, float | None], n: int, path: str, *, message: str, **more: Any) -> dict[str, Any]:
     value, error = found
     return metric(name, value, "1", n, error, path=path, **{**more, "message": message if value is None else None})
-
-
-def device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @lru_cache(maxsize=2)  # a target and its draft; protocols of one variant come one after another

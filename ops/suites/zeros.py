@@ -14,10 +14,10 @@ def zeros(protocol: Zeros, subject: Subject, *, reference: Path | None, experime
     from assay.ops.prune.masks import Sparsity, realised
 
     said = read_config(subject.checkpoint).get(PRUNED_KEY) or {}
-    n, m = map(int, said["pattern"].split(":")) if said.get("pattern") else (0, 0)
-    found, path = realised(weights(model_of(subject.checkpoint, "float32")), Sparsity(n=n, m=m)), weights_path(subject.checkpoint)
+    pattern = Sparsity.of_pattern(said["pattern"]) if said.get("pattern") else None
+    found, path = realised(weights(model_of(subject.checkpoint, "float32")), pattern), weights_path(subject.checkpoint)
     metrics = [metric("zero_share", found.share, "1", found.weights, path=path)]
-    if m:
+    if pattern is not None:
         metrics.append(metric("broken_pattern_layers", len(found.broken), "layer", len(found.layers), path=path))
     metrics += [metric("zero_share", share, "1", 1, slice_kind="layer", slice=name, path=path) for name, share in found.layers.items()]
     return Result(metrics, [], {}, {"said": said})

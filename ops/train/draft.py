@@ -14,10 +14,7 @@ from assay.ops.data.tokens import vocabulary_digest
 from assay.ops.train.loop import Point, Progress, Settings
 from assay.ops.train.losses import DivergenceName
 from assay.ops.train.on_policy import OnPolicy, Sample
-from assay.ops.train.overlap import Overlap, overlap_with
 from assay.ops.train.recover import Objective, recover
-
-__all__ = ["Overlap", "distill", "eos_of", "overlap_with", "require_same_tokens"]
 
 
 def distill(

@@ -67,11 +67,12 @@ def states_of(
     windows: Int64[Tensor, "windows length"],
     *,
     dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
     document_ends: Collection[int] = frozenset(),
 ) -> Float[Tensor, "windows length width"]:
-    """The final hidden states of all windows, a few at a time, on the model's device."""
-    parts = windows.split(max(1, passes.FORWARD_TOKENS // windows.shape[1]))
-    return torch.cat([passes.final_states(model, part.to(model.device), document_ends=document_ends).to(dtype) for part in parts])
+    """The final hidden states of all windows, a few at a time, on ``device``; on the model's when None."""
+    parts, kept = windows.split(max(1, passes.FORWARD_TOKENS // windows.shape[1])), device or model.device
+    return torch.cat([passes.final_states(model, part.to(model.device), document_ends=document_ends).to(kept, dtype) for part in parts])
 
 
 def shared_vocabulary(teacher: Head, student: Head, vocabulary: int | None = None) -> int:

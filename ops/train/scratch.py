@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from assay.ops.evaluate.divergence import check_head, head_of
+from assay.ops.prune import shapes
 from assay.ops.train import passes
 from assay.ops.train.batches import Batch, batch_of, digest, rows_at, split
 from assay.ops.train.loop import Loss, Point, Progress, Settings, train
@@ -41,17 +42,14 @@ class Shape(NamedTuple):
 
 
 def parameters(shape: Shape) -> int:
-    """How many weights a model of ``shape`` has; a shared matrix counts once.
-
-        vocabulary · hidden · (1 or 2) + hidden + layers · (2 · hidden² + 2 · hidden · kv_heads · head_dim + 3 · hidden · ffn + 2 · hidden)
+    """How many weights a model of ``shape`` has; a shared matrix counts once. See ``ops/prune/shapes.py``.
 
     Raises:
         ValueError: a shape that no model has.
     """
     _check(shape)
-    hidden = shape.hidden
-    block = 2 * hidden * hidden + 2 * hidden * shape.kv_heads * shape.head_dim + 3 * hidden * shape.ffn + 2 * hidden
-    return shape.vocabulary * hidden * (1 if shape.tied else 2) + hidden + shape.layers * block
+    family = shapes.Family(shape.vocabulary, shape.head_dim, shape.heads // shape.kv_heads, shape.tied)
+    return shapes.parameters(shapes.Shape(shape.layers, shape.kv_heads, shape.ffn, shape.hidden), family)
 
 
 def ffn_for(shape: Shape, budget: int, *, divisor: int = 1) -> Shape:

@@ -52,8 +52,7 @@ def teacher_states(
     document_ends: Collection[int] = frozenset(),
 ) -> Float[Tensor, "windows length width"]:
     """The final hidden states of all windows, on the CPU: 2 · width bytes a position in bfloat16."""
-    parts = windows.split(max(1, passes.FORWARD_TOKENS // windows.shape[1]))
-    return torch.cat([states_of(model, part, dtype=dtype, document_ends=document_ends).cpu() for part in parts])
+    return states_of(model, windows, dtype=dtype, device="cpu", document_ends=document_ends)
 
 
 def top_k_logits(

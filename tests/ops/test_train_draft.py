@@ -11,9 +11,9 @@ from assay.ops.apply import early_exit_draft, train_draft
 from assay.ops.models.checkpoint import load_model, load_tokenizer, weights_path
 from assay.ops.models.early_exit import write_early_exit
 from assay.ops.steps.quantize import rtn
-from assay.ops.steps.training import HELD_OUT_TOKENS
-from assay.ops.train.draft import overlap_with
+from assay.ops.steps.training import HELD_OUT_TOKENS, Running
 from assay.ops.train.losses import divergence
+from assay.ops.train.overlap import overlap_with
 from assay.schemas.rounding import Quantize
 from assay.schemas.steps import DraftModel
 from assay.schemas.texts import Text
@@ -46,7 +46,7 @@ def overlap(target, draft):
 
 
 def test_the_first_blocks_are_trained_and_written_as_a_normal_checkpoint(target, out):
-    told = train_draft(FIRST, target, None, out, windows=windows, seed=3)
+    told = train_draft(FIRST, target, None, out, windows=windows, running=Running(seed=3))
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     assert (told["steps"], told["tokens"], told["layers"]) == (20, 1280, 1)  # 1,250 tokens in steps of 64, rounded up
     assert told["held_out_tokens"] >= HELD_OUT_TOKENS
@@ -80,7 +80,7 @@ def test_the_same_step_writes_the_same_bytes_and_another_seed_others(target, tmp
     step, written = DraftModel(early_exit=1, distill=LESSON.model_copy(update={"tokens": 256, "on_policy_pct": 50})), []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
-        train_draft(step, target, None, tmp_path / name, windows=windows, seed=seed)
+        train_draft(step, target, None, tmp_path / name, windows=windows, running=Running(seed=seed))
         written.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
     assert written[0] == written[1] and written[0]["model.safetensors"] != written[2]["model.safetensors"]
 
@@ -117,18 +117,13 @@ def test_a_stopped_training_goes_on_from_its_state(target, out, tmp_path, monkey
             raise KeyboardInterrupt
 
     monkeypatch.setattr(loop, "Settings", partial(loop.Settings, save_seconds=0.0))
-    whole = train_draft(FIRST, target, None, out, windows=windows)
+    whole, resumable = train_draft(FIRST, target, None, out, windows=windows), Running(state=tmp_path / "state", run={"key": "k"})
     (tmp_path / "later").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        train_draft(FIRST, target, None, tmp_path / "later", windows=windows, state=tmp_path / "state", run={"key": "k"}, progress=stop)
+        train_draft(FIRST, target, None, tmp_path / "later", windows=windows, running=resumable._replace(progress=stop))
     assert not any((tmp_path / "later").iterdir())
     seen = []
-    assert (
-        train_draft(
-            FIRST, target, None, tmp_path / "later", windows=windows, state=tmp_path / "state", run={"key": "k"}, progress=seen.append
-        )
-        == whole
-    )
+    assert train_draft(FIRST, target, None, tmp_path / "later", windows=windows, running=resumable._replace(progress=seen.append)) == whole
     assert seen[0].step == 18
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "later" / "model.safetensors").read_bytes()
 

@@ -9,6 +9,7 @@ from assay.ops.apply import apply
 from assay.ops.models.checkpoint import load_model
 from assay.ops.models.experts import weights
 from assay.ops.steps.distill import asked_of_teacher, distill, teach
+from assay.ops.steps.training import Running
 from assay.schemas.pruning import PruneDepth, PruneWeights
 from assay.schemas.rounding import Quantize
 from assay.schemas.training import Distill, Lora
@@ -108,9 +109,9 @@ def test_a_run_that_was_killed_goes_on_and_comes_to_the_same(trained, shorter, t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("assay.ops.steps.distill.settings_of", lambda *args: settings(*args)._replace(save_seconds=0.0))
         with pytest.raises(KilledError):
-            trained(step, shorter, "killed", state=state, progress=die)
+            trained(step, shorter, "killed", running=Running(state=state, progress=die))
         assert list(state.iterdir())
-        resumed, _ = trained(step, shorter, "resumed", state=state)
+        resumed, _ = trained(step, shorter, "resumed", running=Running(state=state))
     one, other = (load_model(out).state_dict() for out in (whole, resumed))
     assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
 
