@@ -11,11 +11,15 @@ from assay.schemas.protocols import (
     Acceptance,
     Arithmetic,
     Bytes,
+    Choice,
     Constrained,
     Distribution,
     Divergence,
+    Generation,
     Heads,
     Layers,
+    LmEval,
+    Needle,
     Outliers,
     Protocol,
     Recovery,
@@ -87,5 +91,21 @@ def measure(protocol: Protocol, subject: Subject, *, reference: Path | None, exp
             from assay.ops.suites.recovery import recovery
 
             return recovery(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Choice():
+            from assay.ops.suites.choice import choice
+
+            return choice(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case LmEval():
+            from assay.ops.suites.lm_eval import lm_eval
+
+            return lm_eval(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Generation():
+            from assay.ops.suites.generation import generation
+
+            return generation(protocol, subject, reference=reference, experiment_dir=experiment_dir)
+        case Needle():
+            from assay.ops.suites.needle import needle
+
+            return needle(protocol, subject, reference=reference, experiment_dir=experiment_dir)
         case _:
             assert_never(protocol)

@@ -121,6 +121,10 @@ class Measurement(Spec):
         "layer",
         "head",
         "tokens",
+        "task",
+        "task_metric",
+        "task_k",
+        "needle",
     ] = "all"
     slice: str = "all"
     value: float | None

@@ -100,11 +100,39 @@ METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
         "regained_share": "higher",
         "training_loss": "lower",
     },
+    "choice": {"accuracy": "higher", "accuracy_normalised": "higher", "option_mass": "higher"},
+    "lm_eval": {"harness_score": None},
+    "generation": {
+        "task_score": "higher",
+        "task_score_strict": "higher",
+        "task_pass_at_k": "higher",
+        "task_majority_at_k": "higher",
+        "task_sample_spread": "lower",
+        "task_unparsed_share": "lower",
+        "task_truncated_share": "lower",
+        "answer_tokens": None,
+    },
+    "needle": {"needle_accuracy": "higher", "needle_truncated_share": "lower"},
 }
 TIMED_SUITES = frozenset({"speed", "speculation"})
 DRAFT_SUITES = frozenset({"acceptance", "speculation"})  # of variants with a draft alone
 # Of what a draft does not change: measured of the variant without one.
-UNDRAFTED_SUITES = frozenset({"constrained", "distribution", "arithmetic", "layers", "outliers", "heads", "zeros", "recovery"})
+UNDRAFTED_SUITES = frozenset(
+    {
+        "constrained",
+        "distribution",
+        "arithmetic",
+        "layers",
+        "outliers",
+        "heads",
+        "zeros",
+        "recovery",
+        "choice",
+        "lm_eval",
+        "generation",
+        "needle",
+    }
+)
 PACKED_SUITES = frozenset({"layers"})  # of variants with a quantize step alone
 PRUNED_SUITES = frozenset({"zeros"})  # of variants with a prune_weights step alone
 TRAINED_SUITES = frozenset({"recovery"})  # of variants whose last weight step trains

@@ -1,27 +1,14 @@
 """How a variant is measured: one frozen spec per suite. Not here: the arithmetic (``ops/evaluate``) or which variants are measured."""
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from assay.schemas.sampling import SamplingSpec
-from assay.schemas.spec import Spec
+from assay.schemas.spec import Dtype, Spec, once
+from assay.schemas.tasks import Choice, Generation, LmEval, Needle
 from assay.schemas.texts import Text
-
-Dtype = Literal["float32", "bfloat16"]
-Value = TypeVar("Value", float, float | str)
-
-
-def once(values: tuple[Value, ...]) -> tuple[Value, ...]:
-    """``values``, refused where there is none or one is there twice, as a slice is called."""
-    if not values:
-        raise ValueError("got an empty list; expected at least one value")
-    told = [value if isinstance(value, str) else f"{value:g}" for value in values]
-    twice = next((each for each in told if told.count(each) > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice} is there twice; expected each value once")
-    return values
 
 
 class Divergence(Spec):
@@ -284,6 +271,10 @@ Protocol = Annotated[
     | Outliers
     | Heads
     | Zeros
-    | Recovery,
+    | Recovery
+    | Choice
+    | LmEval
+    | Generation
+    | Needle,
     Field(discriminator="suite"),
 ]

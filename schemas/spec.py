@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
@@ -15,6 +15,8 @@ BaseName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)
 
 HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]  # a branch or a tag would move
+Dtype = Literal["float32", "bfloat16"]  # of the arithmetic of a measurement
+Value = TypeVar("Value", float, float | str)
 
 
 class Spec(BaseModel):
@@ -33,3 +35,14 @@ def canonical_json(value: Any) -> str:
 def digest_of(value: Any) -> str:
     """The sha256 (hex) of :func:`canonical_json`."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def once(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """``values``, refused where there is none or one is there twice, as a slice is called."""
+    if not values:
+        raise ValueError("got an empty list; expected at least one value")
+    told = [value if isinstance(value, str) else f"{value:g}" for value in values]
+    twice = next((each for each in told if told.count(each) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is there twice; expected each value once")
+    return values

@@ -14,7 +14,7 @@ CREATE TABLE item (
 COMMENT ON TABLE item IS 'One item of a suite (a window of tokens, a prompt), so that comparisons can be paired. Grain: one row per artifact, protocol, item, metric and run.';
 COMMENT ON COLUMN item.artifact_digest IS 'what was measured';
 COMMENT ON COLUMN item.protocol_digest IS 'how it was measured';
-COMMENT ON COLUMN item.suite IS 'divergence, bytes, acceptance, speed, speculation, constrained, distribution, arithmetic, layers, outliers, heads, zeros or recovery';
+COMMENT ON COLUMN item.suite IS 'divergence, bytes, acceptance, speed, speculation, constrained, distribution, arithmetic, layers, outliers, heads, zeros, recovery, choice, lm_eval, generation or needle';
 COMMENT ON COLUMN item.item IS 'number of the item, from 0; the same item has the same number for every variant';
 COMMENT ON COLUMN item.metric IS 'as in measurement, of this item alone';
 COMMENT ON COLUMN item.value IS 'the number; NULL when there is none';

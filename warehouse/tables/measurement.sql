@@ -33,10 +33,10 @@ COMMENT ON TABLE measurement IS 'One number about one artifact; append-only. Gra
 COMMENT ON COLUMN measurement.artifact_digest IS 'what was measured: a variant''s target_digest for divergence, its artifact_digest for the other suites';
 COMMENT ON COLUMN measurement.base_digest IS 'what a divergence compares with; the base''s own digest elsewhere';
 COMMENT ON COLUMN measurement.protocol_digest IS 'how it was measured';
-COMMENT ON COLUMN measurement.suite IS 'divergence, bytes, acceptance, speed, speculation, constrained, distribution, arithmetic, layers, outliers, heads, zeros or recovery';
+COMMENT ON COLUMN measurement.suite IS 'divergence, bytes, acceptance, speed, speculation, constrained, distribution, arithmetic, layers, outliers, heads, zeros, recovery, choice, lm_eval, generation or needle';
 COMMENT ON COLUMN measurement.metric IS 'name of the number, its unit at the end: kl_mean_nats, decode_tok_s';
-COMMENT ON COLUMN measurement.slice_kind IS 'what the samples are split by: all (not split), token_class, language, position, temperature, temperature_k, filter_temperature, filter_temperature_k, batch, layer, head, tokens';
-COMMENT ON COLUMN measurement.slice IS 'the part: digit, zh, 3, 0.7, 0.7/50, top_p 0.9/0.7, top_p 0.9/0.7/50, model.layers.0.mlp.up_proj; all where they are not split';
+COMMENT ON COLUMN measurement.slice_kind IS 'what the samples are split by: all (not split), token_class, language, position, temperature, temperature_k, filter_temperature, filter_temperature_k, batch, layer, head, tokens, task, task_metric, task_k, needle';
+COMMENT ON COLUMN measurement.slice IS 'the part: digit, zh, 3, 0.7, 0.7/50, top_p 0.9/0.7, top_p 0.9/0.7/50, model.layers.0.mlp.up_proj, piqa, hops/1024/50; all where they are not split';
 COMMENT ON COLUMN measurement.value IS 'the number, in unit; NULL when there is none, and status says why';
 COMMENT ON COLUMN measurement.unit IS 'unit of value and standard_error';
 COMMENT ON COLUMN measurement.n IS 'samples behind the value: tokens, prompts, repeats';
