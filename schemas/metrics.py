@@ -25,6 +25,12 @@ METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
         "draft_kv_bytes_per_token": "lower",
         "bits_per_weight": "lower",
         "quantized_bits_per_weight": "lower",
+        "step_weight_bytes": "lower",
+        "block_parameters": "lower",
+        "head_parameters": "lower",
+        "attention_flops_per_context_token": "lower",
+        "draft_step_weight_bytes": "lower",
+        "draft_matmul_parameters": "lower",
     },
     "acceptance": {
         "acceptance_rate": "higher",

@@ -88,7 +88,7 @@ def artifact_bytes(directory: Path) -> ArtifactBytes:
         is_scale = part in RANGES or _is_shared(tensor.name)
         is_shape = quantized and part == "weight_shape"
         is_weight = not is_scale and not is_shape
-        elements = _elements(tensor, tensors) if part in CODES else math.prod(tensor.shape)
+        elements = elements_of(tensor, tensors) if part in CODES else math.prod(tensor.shape)
         weights += elements * is_weight
         if quantized and (part in ("weight", *CODES) or _is_shared(tensor.name)):
             quantized_bytes += tensor.size_bytes
@@ -143,7 +143,7 @@ def _is_shared(name: str) -> bool:
     return part.startswith("weight_") and part not in (*CODES, "weight_shape")
 
 
-def _elements(tensor: Stored, tensors: list[Stored]) -> int:
+def elements_of(tensor: Stored, tensors: list[Stored]) -> int:
     """Weights in a packed tensor: its ``weight_shape`` says so; without one a byte holds two, and a value of 2:4 stands for itself and a zero."""
     if tensor.name.endswith("weight_values"):
         return 2 * math.prod(tensor.shape)
