@@ -23,9 +23,11 @@ from assay.warehouse.locks import hold
 HERE = Path(__file__).parent
 # Each view after those that it reads. `metric` comes from schemas/protocols.py, and one view per experiment from its axes.
 VIEWS = (
-    "current_variant", "base_variant", "attempt", "latest", "by_slice", "fact", "scorecard_protocol", "headline", "scorecard", "pareto", "versus_base",
-    "interaction", "paired", "regression", "verdict",
+    "current_variant", "base_variant", "measured_variant", "attempt", "latest", "item_run", "noise_floor", "by_slice", "fact", "accuracy", "scorecard_protocol",
+    "headline", "scorecard", "pareto", "versus_base", "interaction", "paired", "regression", "verdict",
 )  # fmt: skip
+# Views whose rows are kept, since others read them often: the same SQL, run once when the database is filled, which nobody writes after.
+STORED = frozenset({"current_variant", "base_variant", "latest", "item_run", "noise_floor", "fact", "headline"})
 STORAGE_VERSION = "v1.4.0"  # what clients older than the one that writes can still open
 _NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 
@@ -127,7 +129,11 @@ def insert(connection: DuckDBPyConnection, table: str, frame: pl.DataFrame) -> N
 
 
 def create_views(connection: DuckDBPyConnection) -> None:
-    """Create the view ``metric``, those of ``views/*.sql`` and one for every experiment whose name is one (``schemas.spec.Name``)."""
+    """Create the view ``metric``, those of ``views/*.sql`` and one for every experiment whose name is one (``schemas.spec.Name``).
+
+    Those of ``STORED`` become tables that hold the rows of the same SQL.
+    """
+    connection.execute((HERE / "macros.sql").read_text(encoding="utf-8"))
     kinds = [(metric, suite, better) for suite, metrics in METRICS.items() for metric, better in metrics.items()]
     rows = ", ".join(f"({', '.join('NULL' if each is None else literal(each) for each in kind)})" for kind in kinds)
     connection.execute(f"CREATE OR REPLACE VIEW metric AS SELECT * FROM (VALUES {rows}) AS metrics (metric, suite, better)")
@@ -136,8 +142,9 @@ def create_views(connection: DuckDBPyConnection) -> None:
     )
     for view in VIEWS:
         sql = (HERE / "views" / f"{view}.sql").read_text(encoding="utf-8")
-        connection.execute(sql)
-        _comment(connection, view, " ".join(line.removeprefix("-- ") for line in sql.split("\nCREATE ")[0].splitlines()))
+        stored = view in STORED
+        connection.execute(sql.replace(f"CREATE OR REPLACE VIEW {view} AS", f"CREATE TABLE {view} AS", 1) if stored else sql)
+        _comment(connection, view, " ".join(line.removeprefix("-- ") for line in sql.split("\nCREATE ")[0].splitlines()), stored=stored)
     experiments = connection.sql("SELECT experiment FROM experiment UNION SELECT experiment FROM variant ORDER BY experiment").fetchall()
     for (experiment,) in experiments:
         if _NAME.fullmatch(experiment):
@@ -203,5 +210,5 @@ def _facts(facts_root: Path, table: str) -> pl.DataFrame:
         ) from error
 
 
-def _comment(connection: DuckDBPyConnection, view: str, text: str) -> None:
-    connection.execute(f"COMMENT ON VIEW {identifier(view)} IS {literal(text)}")
+def _comment(connection: DuckDBPyConnection, view: str, text: str, *, stored: bool = False) -> None:
+    connection.execute(f"COMMENT ON {'TABLE' if stored else 'VIEW'} {identifier(view)} IS {literal(text)}")

@@ -33,6 +33,7 @@ WITH version AS (  -- every digest that a variant has had, as what divergences a
     JOIN history AS before
         ON before.experiment = now.experiment AND before.variant = now.variant AND before.protocol_digest = now.protocol_digest
         AND before.metric = now.metric AND before.seed = now.seed AND before.device_digest IS NOT DISTINCT FROM now.device_digest
+        AND coalesce(before.threads = now.threads, true)  -- a failure has no threads
         AND before.age > now.age AND before.status = 'ok' AND (before.run, before.artifact_digest) <> (now.run, now.artifact_digest)
     LEFT JOIN protocol AS p ON p.protocol_digest = now.protocol_digest
     LEFT JOIN device AS d ON d.device_digest = now.device_digest
