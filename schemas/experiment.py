@@ -8,27 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Union, get_args
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, TypeAdapter, create_model, model_validator
 
 from assay.schemas.base import Base, Source
-from assay.schemas.protocols import (
-    Acceptance,
-    Arithmetic,
-    Bytes,
-    Constrained,
-    Distribution,
-    Divergence,
-    Heads,
-    Layers,
-    Outliers,
-    Protocol,
-    Recovery,
-    Speculation,
-    Speed,
-    Zeros,
-)
+from assay.schemas.protocols import Protocol
 from assay.schemas.spec import BaseName, Name, Spec
 from assay.schemas.steps import Draft, Step
 
@@ -43,87 +28,15 @@ Options = Annotated[dict[Name, Choice], Field(description="axis: option, or axis
 Steps = Annotated[list[Step], Field(max_length=16, description="[{kind: ...}, ...], in order; [] is the option that does nothing")]
 
 
-class InlineDivergence(Divergence):
-    __doc__ = Divergence.__doc__
-    name: Name | None = None
+def _with_a_name(protocol: type[Spec]) -> type[Spec]:
+    """``protocol`` as it is written into an experiment, where it may have a name."""
+    return create_model(f"Inline{protocol.__name__}", __base__=protocol, __doc__=protocol.__doc__, name=(Name | None, None))
 
 
-class InlineBytes(Bytes):
-    __doc__ = Bytes.__doc__
-    name: Name | None = None
-
-
-class InlineAcceptance(Acceptance):
-    __doc__ = Acceptance.__doc__
-    name: Name | None = None
-
-
-class InlineSpeed(Speed):
-    __doc__ = Speed.__doc__
-    name: Name | None = None
-
-
-class InlineSpeculation(Speculation):
-    __doc__ = Speculation.__doc__
-    name: Name | None = None
-
-
-class InlineConstrained(Constrained):
-    __doc__ = Constrained.__doc__
-    name: Name | None = None
-
-
-class InlineDistribution(Distribution):
-    __doc__ = Distribution.__doc__
-    name: Name | None = None
-
-
-class InlineArithmetic(Arithmetic):
-    __doc__ = Arithmetic.__doc__
-    name: Name | None = None
-
-
-class InlineLayers(Layers):
-    __doc__ = Layers.__doc__
-    name: Name | None = None
-
-
-class InlineOutliers(Outliers):
-    __doc__ = Outliers.__doc__
-    name: Name | None = None
-
-
-class InlineHeads(Heads):
-    __doc__ = Heads.__doc__
-    name: Name | None = None
-
-
-class InlineZeros(Zeros):
-    __doc__ = Zeros.__doc__
-    name: Name | None = None
-
-
-class InlineRecovery(Recovery):
-    __doc__ = Recovery.__doc__
-    name: Name | None = None
-
-
-InlineProtocol = Annotated[
-    InlineDivergence
-    | InlineBytes
-    | InlineAcceptance
-    | InlineSpeed
-    | InlineSpeculation
-    | InlineConstrained
-    | InlineDistribution
-    | InlineArithmetic
-    | InlineLayers
-    | InlineOutliers
-    | InlineHeads
-    | InlineZeros
-    | InlineRecovery,
-    Field(discriminator="suite"),
-]
+if TYPE_CHECKING:
+    InlineProtocol = Protocol
+else:
+    InlineProtocol = Annotated[Union[tuple(map(_with_a_name, get_args(get_args(Protocol)[0])))], Field(discriminator="suite")]  # noqa: UP007
 
 
 def strip_name(protocol: InlineProtocol) -> Protocol:
