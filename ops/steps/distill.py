@@ -70,7 +70,7 @@ def distill(
         ValueError: the two have different tokenizers, ``parent`` is quantized or rotated online, or training diverged.
     """
     from assay.ops.models import checkpoint, dense
-    from assay.ops.models.device import device
+    from assay.ops.models.device import device, fast_in_bfloat16
     from assay.ops.steps.whole import opened, written
     from assay.ops.train.draft import eos_of, require_same_tokens
     from assay.ops.train.hidden import paired_blocks
@@ -79,6 +79,7 @@ def distill(
     from assay.ops.train.recover import Objective, recover
 
     where, tokenizer = device(), checkpoint.load_tokenizer(teacher)
+    bf16 = fast_in_bfloat16(where)
     require_same_tokens(tokenizer, checkpoint.load_tokenizer(parent))
     student, stored = opened(parent, step.kind)
     dense.move(student, device=where)
@@ -93,13 +94,13 @@ def distill(
     adapted = None if step.lora is None else adapt(student, rank=step.lora.rank, alpha=step.lora.alpha, seed=running.seed)
     points = recover(
         student, given, read, held_out, objective=objective, settings=settings_of(step, running.seed), rows=step.batch, zeros=zeros, vocabulary=len(tokenizer),
-        on_policy=OnPolicy(step.on_policy_pct, eos_ids=eos_of(student)), bf16=where == "cuda", **running.followed,
+        on_policy=OnPolicy(step.on_policy_pct, eos_ids=eos_of(student)), bf16=bf16, **running.followed,
     )  # fmt: skip
     if adapted is not None:
         merge(adapted)
     written(dense.move(student, stored, "cpu"), parent, out)
     return with_curve(out, {
-        "loss": step.loss, "before": points[0].metrics, "after": points[-1].metrics, **told_of(step, points, held_out),
+        "loss": step.loss, "before": points[0].metrics, "after": points[-1].metrics, **told_of(step, points, held_out, bf16=bf16),
     })  # fmt: skip
 
 

@@ -27,11 +27,12 @@ def pretrain(
         The shape, the number of weights, and the curve.
     """
     from assay.ops.models import checkpoint, dense
-    from assay.ops.models.device import device
+    from assay.ops.models.device import device, fast_in_bfloat16
     from assay.ops.steps.whole import written
     from assay.ops.train.scratch import Shape, ffn_for, learn, make, parameters
 
     where, tokenizer = device(), checkpoint.load_tokenizer(parent)
+    bf16 = fast_in_bfloat16(where)
     said = dense.read_config(parent)
     vocabulary = said.get("text_config", said)["vocab_size"]
     shape = Shape(step.layers, step.hidden, step.ffn or 8, step.heads, step.kv_heads, vocabulary, step.tied)
@@ -41,8 +42,8 @@ def pretrain(
     model = dense.move(make(shape, seed=running.seed, length=max(2048, step.length), special=special), device=where)
     read, held_out = texts_of(step, windows)
     points = learn(
-        model, read, held_out, settings=settings_of(step, running.seed), rows=step.batch, bf16=where == "cuda", vocabulary=len(tokenizer),
+        model, read, held_out, settings=settings_of(step, running.seed), rows=step.batch, bf16=bf16, vocabulary=len(tokenizer),
         **running.followed,
     )  # fmt: skip
     written(dense.move(model, dense.stored_dtype(parent), "cpu"), parent, out)
-    return with_curve(out, {"shape": shape._asdict(), "parameters": parameters(shape), **told_of(step, points, held_out)})
+    return with_curve(out, {"shape": shape._asdict(), "parameters": parameters(shape), **told_of(step, points, held_out, bf16=bf16)})

@@ -71,10 +71,11 @@ def load_teacher(directory: Path) -> "PreTrainedModel":
     return load_model(directory, dtype=None if where == "cuda" else torch.float32, device=where).requires_grad_(False)
 
 
-def told_of(asked: Training, points: "Sequence[Point]", held_out: "Tensor") -> dict[str, Any]:
-    """What every run has to say, as JSON: steps, tokens, and the curve."""
+def told_of(asked: Training, points: "Sequence[Point]", held_out: "Tensor", *, bf16: bool = False) -> dict[str, Any]:
+    """What every run has to say, as JSON: steps, tokens, the dtype in which blocks multiplied, and the curve."""
     return {
-        "steps": steps_of(asked), "tokens": points[-1].tokens, "held_out_tokens": held_out.numel(), "curve": [point._asdict() for point in points],
+        "steps": steps_of(asked), "tokens": points[-1].tokens, "held_out_tokens": held_out.numel(),
+        "products": "bfloat16" if bf16 else "float32", "curve": [point._asdict() for point in points],
     }  # fmt: skip
 
 
