@@ -20,10 +20,10 @@ from assay.ops.tasks.graders.instructions import said
 Row = dict[str, Any]
 AMOUNT = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)(?:\s[^0-9]*)?")  # a number and what it counts; not 3:4, 6th, half past 2
 
-# Sums of so many terms of so many digits, and products: graded so that small models have some of the first ones right and none of the last.
+# So many terms of so many digits, added, added and subtracted, or multiplied: small models have some of the first ones right and none of the last.
 GRADES = (
-    ("sum_2x1", 2, 1), ("sum_3x1", 3, 1), ("sum_2x2", 2, 2), ("sum_4x1", 4, 1), ("sum_3x2", 3, 2), ("sum_2x3", 2, 3), ("sum_4x3", 4, 3),
-    ("product_2x1", 2, 1), ("product_2x2", 2, 2),
+    ("add_2x1", 2, 1), ("subtract_2x1", 2, 1), ("multiply_2x1", 2, 1), ("add_2x2", 2, 2), ("add_3x1", 3, 1), ("subtract_2x2", 2, 2), ("mixed_3x1", 3, 1),
+    ("add_2x3", 2, 3), ("mixed_3x2", 3, 2), ("multiply_2x2", 2, 2),
 )  # fmt: skip
 PER_GRADE = 80
 SHOTS_PER_GRADE = 4
@@ -77,7 +77,7 @@ def word_problems(*, package: str, file: str, **_: Any) -> Any:
 
 
 def graded_arithmetic(**_: Any) -> Any:
-    """Sums and products by reasoning-gym, in turn of each grade of :data:`GRADES`, each expression once."""
+    """Arithmetic by reasoning-gym, in turn of each grade of :data:`GRADES`, each expression once."""
     return _data_set(_arithmetic()[SHOTS_PER_GRADE * len(GRADES) :])
 
 
@@ -95,10 +95,15 @@ def _arithmetic() -> list[Row]:
         wanted, found, seed = PER_GRADE + SHOTS_PER_GRADE, dict[str, str](), 1_000_000 * number  # a problem is drawn by its seed and place
         while len(found) < wanted:
             made = create_dataset(
-                "products" if grade.startswith("product") else "chain_sum",
+                "products" if grade.startswith("multiply") else "chain_sum",
                 min_terms=terms, max_terms=terms, min_digits=digits, max_digits=digits, seed=seed, size=4 * wanted,
             )  # fmt: skip
-            found |= {each["metadata"]["expression"]: each["answer"] for each in made}  # type: ignore[union-attr]
+            told = {each["metadata"]["expression"]: each["answer"] for each in made}  # type: ignore[union-attr]
+            found |= {
+                question: answer
+                for question, answer in told.items()
+                if grade.startswith("multiply") or ("-" in question) != grade.startswith("add")
+            }
             seed += 1000
         columns.append([{"question": question, "gold": gold, "grade": grade} for question, gold in list(found.items())[:wanted]])
     turns = [row for turn in zip(*columns, strict=True) for row in turn]
