@@ -35,5 +35,5 @@ def test_a_variant_without_one_kind_of_work_has_a_hole_there():
 
 @pytest.mark.parametrize("draw", [work_png, temperature_png])
 def test_nothing_to_draw_is_refused(draw):
-    with pytest.raises(ValueError, match="nothing|there is no"):
+    with pytest.raises(ValueError, match="there is no"):
         draw([])
