@@ -183,6 +183,24 @@ class BudgetRow(Spec):
     recorded_at: datetime
 
 
+class DeviceConstant(Spec):
+    """What a device did in a measurement of nothing else: the constants that predicted times rest on. The latest of a grain counts."""
+
+    device_digest: str
+    constant: Literal["read_bandwidth", "copy_bandwidth", "matmul_rate", "launch_overhead"]
+    dtype: str = Field(description="of the numbers that were read, copied or multiplied")
+    size: str = Field(description="what one call worked on: 64 MiB, or rows x columns x depth of a product")
+    amount: float = Field(gt=0, description="the same as a number: bytes or FLOPs of one call, 1 for a launch")
+    value: float = Field(gt=0)
+    unit: Literal["B/s", "FLOP/s", "s"]
+    spread: float | None = Field(description="standard error of value, in unit; NULL of one repeat")
+    threads: int = Field(ge=1)
+    other_cpu_share: float | None = Field(default=None, description="share of the CPU that others took meanwhile, 0 to 1")
+    status: Literal["ok", "noisy"] = "ok"
+    source: Literal["measured", "datasheet"] = "measured"
+    measured_at: datetime
+
+
 TABLES: dict[str, type[Spec]] = {
     "experiment": ExperimentRow,
     "variant": VariantRow,
@@ -195,4 +213,5 @@ TABLES: dict[str, type[Spec]] = {
     "measurement": Measurement,
     "item": Item,
     "budget": BudgetRow,
+    "device_constant": DeviceConstant,
 }

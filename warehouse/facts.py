@@ -74,6 +74,7 @@ GRAINS: dict[str, Grain] = {
     "item": Grain(("artifact_digest", "protocol_digest", "item", "metric", "run")),
     # The bounds of an experiment are replaced together, by the call that writes any of them last.
     "budget": Grain(("experiment", "variant", "metric", "at_most", "at_least", "blocks"), "recorded_at"),
+    "device_constant": Grain(("device_digest", "constant", "dtype", "size", "threads", "source"), "measured_at"),
 }
 
 
