@@ -41,21 +41,23 @@ def _report(workspace: Workspace, graph: Graph) -> dg.AssetsDefinition:
         retry_policy=RETRY,
     )
     def report(context: dg.AssetExecutionContext):
-        from assay.assets.report import NO_PICTURE, frontier, markdown_table, write_report
+        from assay.assets.report import NO_PICTURE, SIZE_AGAINST_KL, markdown_table, pictures, write_report
         from assay.warehouse.database import connect
         from assay.warehouse.reads import experiment_table
 
         with step(workspace.home, Resources()):
             Recorder(Ledger(workspace, graph)).declare()
             file = write_report(workspace, experiment)
-            table = experiment_table(connect(workspace.facts.root), experiment=experiment.name)
-            picture = frontier(table)
+            connection = connect(workspace.facts.root)
+            table = experiment_table(connection, experiment=experiment.name)
+            drawn = {title.lower().replace(" ", "_"): inline(png) for title, png in pictures(connection, experiment.name).items()}
             return dg.MaterializeResult(
                 metadata={
                     "report": dg.MetadataValue.path(str(file)),
                     "variants": table.height,
                     "table": dg.MetadataValue.md(markdown_table(table)),
-                    "size_against_kl": inline(picture) if picture else dg.MetadataValue.text(NO_PICTURE),
+                    SIZE_AGAINST_KL.lower().replace(" ", "_"): dg.MetadataValue.text(NO_PICTURE),
+                    **drawn,
                 }
             )
 

@@ -60,6 +60,11 @@ def versus_base(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
     return _of(warehouse, "versus_base", experiment, f"{_DECLARED}, suite, metric")
 
 
+def work(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
+    """What each variant lost on each kind of work, beside the base; see ``views/work.sql``."""
+    return _of(warehouse, "work", experiment, f"{_DECLARED}, suite, protocol, work")
+
+
 def interaction(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
     """Combinations against the sum of their parts, the largest excess first; see ``views/interaction.sql``."""
     return _of(warehouse, "interaction", experiment, "kl_excess_nats DESC NULLS LAST, variant")
