@@ -42,6 +42,7 @@ def build(
 ) -> dg.Definitions:
     """Everything that Dagster is to know of ``experiments``."""
     from assay.assets.checkpoints import build_checkpoints
+    from assay.assets.devices import build_devices
     from assay.assets.executors import executor
     from assay.assets.measurements import build_measurements
     from assay.assets.reports import build_reports
@@ -57,7 +58,7 @@ def build(
         dg.define_asset_job(each.name, selection=dg.AssetSelection.groups(each.name), description=each.question) for each in experiments
     ]
     return dg.Definitions(
-        assets=[*assets, *build_reports(bench, graphs)],
+        assets=[*assets, *build_devices(bench), *build_reports(bench, graphs)],
         jobs=[everything, *jobs],
         schedules=[nightly(bench, graphs, everything.name, on=nightly_on)],
         executor=executor(executor_name),
