@@ -87,6 +87,7 @@ def needle(protocol: Needle, subject: Subject, *, reference: Path | None, experi
         "first_ids": first.ids[:8],
         "first_prompt": tokenizer.decode(first.ids)[-400:],
         "tokens": {cell.name: fmean(len(prompt.ids) for prompt in prompts[cell]) for cell in cells},
+        "depth_pct": {cell.name: fmean(100 * prompt.share for prompt in prompts[cell]) for cell in cells},
         "examples": examples[:SHOWN],
     }
     picture = needle_png({(cell.kind, cell.length, cell.depth): fmean(right[cell]) for cell in cells}, title=f"codes found again, {protocol.prompts} prompts a field")  # fmt: skip

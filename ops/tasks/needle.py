@@ -114,7 +114,7 @@ def ask(kind: str, *, keys: int, random: Random) -> Asked:
 def build(
     asked: Asked, sentences: Sequence[Ids], around: Frame, *, length: int, depth_pct: int, random: Random, encoded: Callable[[str], Ids]
 ) -> Prompt:
-    """A prompt of at most ``length`` tokens: as many sentences as fit, from one that ``random`` draws; the needle with the answer at its depth.
+    """A prompt of at most ``length`` tokens: sentences from one that ``random`` draws on, as many as fit, and the needle with the answer at its depth.
 
     It stands at the border between sentences that is nearest to ``depth_pct`` % of the haystack's tokens, first of the needles there: 0 is before the
     first sentence, 100 after the last. Other needles stand at borders that ``random`` draws.
@@ -161,12 +161,11 @@ def places(ids: Sequence[int], part: Sequence[int]) -> list[int]:
 
 
 def _sentences(sentences: Sequence[Ids], room: int, random: Random) -> list[Ids]:
-    """As many sentences one after another as have ``room`` tokens at most; from the beginning where too few follow the one that is drawn."""
+    """Sentences from one that is drawn on, from the first again after the last, without those for which no room is left; ``room`` tokens at most."""
     first = random.randrange(len(sentences))
-    found, held = [], 0
+    found = []
     for sentence in [*sentences[first:], *sentences[:first]]:
-        if held + len(sentence) > room:
-            break
-        found.append(sentence)
-        held += len(sentence)
+        if len(sentence) <= room:
+            found.append(sentence)
+            room -= len(sentence)
     return found
