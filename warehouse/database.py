@@ -17,6 +17,7 @@ from duckdb import DuckDBPyConnection
 
 from assay.schemas.facts import TABLES
 from assay.schemas.metrics import METRICS
+from assay.warehouse.claims import claims_view
 from assay.warehouse.facts import read
 from assay.warehouse.locks import hold
 
@@ -24,7 +25,7 @@ HERE = Path(__file__).parent
 # Each view after those that it reads. `metric` comes from schemas/protocols.py, and one view per experiment from its axes.
 VIEWS = (
     "current_variant", "base_variant", "measured_variant", "attempt", "latest", "item_run", "noise_floor", "by_slice", "fact", "accuracy", "scorecard_protocol",
-    "headline", "scorecard", "pareto", "versus_base", "interaction", "paired", "work", "regression", "verdict", "roofline",
+    "headline", "scorecard", "pareto", "versus_base", "interaction", "paired", "work", "regression", "verdict", "roofline", "made_of", "compared", "claims",
 )  # fmt: skip
 # Views whose rows are kept, since others read them often: the same SQL, run once when the database is filled, which nobody writes after.
 STORED = frozenset({"current_variant", "base_variant", "latest", "item_run", "noise_floor", "fact", "headline"})
@@ -142,6 +143,7 @@ def create_views(connection: DuckDBPyConnection) -> None:
     )
     for view in VIEWS:
         sql = (HERE / "views" / f"{view}.sql").read_text(encoding="utf-8")
+        sql = claims_view(sql, frozenset(row[0] for row in kinds)) if view == "claims" else sql
         stored = view in STORED
         connection.execute(sql.replace(f"CREATE OR REPLACE VIEW {view} AS", f"CREATE TABLE {view} AS", 1) if stored else sql)
         _comment(connection, view, " ".join(line.removeprefix("-- ") for line in sql.split("\nCREATE ")[0].splitlines()), stored=stored)

@@ -1,0 +1,11 @@
+-- id: k02
+-- statement: From about 40 thousand tokens of context a 70B model reads more bytes of keys and values than of weights.
+-- published: about 40 thousand tokens
+-- source: the series, part 5
+-- kind: exact
+-- metric: tokens of one text at which its keys and values are as many bytes as the weights, both in bf16
+-- direction: between
+-- threshold: 35000 45000
+-- experiment: arithmetic
+-- note: One text reaches it at 430 thousand tokens; 40 thousand is true of eleven texts side by side, or of three with 4-bit weights.
+SELECT 70553706496 * 2 / (2 * 80 * 8 * 128 * 2.0) AS value, 0 AS error, 1 AS n;
