@@ -159,7 +159,7 @@ def _asked(name: str, protocol: Generation, tokenizer: Any) -> Asked:
     solved = task.fewshot_cfg.samples() if callable(task.fewshot_cfg.samples) else []
     if solved and len(solved) < protocol.shots:
         raise ValueError(f"shots = {protocol.shots}, and the task {name} has {len(solved)} solved questions; ask for {len(solved)} at most")
-    rows = list(task.eval_docs)
+    rows: list[Any] = list(task.eval_docs)
     prompts = [str(task.fewshot_context(row, min(protocol.shots, len(solved)))) for row in rows]
     ids = [prompt_ids(tokenizer, prompt, chat=protocol.chat) for prompt in prompts]
     return Asked(rows, prompts, ids, list((task.config.generation_kwargs or {}).get("until") or []), dict(task.config.dataset_kwargs or {}))

@@ -64,9 +64,8 @@ AT_ODDS = {
 
 def word_problems(*, package: str, file: str, **_: Any) -> Any:
     """ASDiv's problems whose answer is one number of something; times, ratios, ordinals, names and yes or no are left out."""
-    (entry,) = entries(*package.split("=="), [file], what="the task asdiv")
     rows = []
-    with Path(str(entry.locate())).open(encoding="utf-8") as stream:
+    with _packaged(package, file, "asdiv").open(encoding="utf-8") as stream:
         for line, text in enumerate(stream, start=1):
             row = json.loads(text)
             amount = AMOUNT.fullmatch(row["answer"].strip())
@@ -146,9 +145,8 @@ def unverifiable_share(*, package: str, files: list[str], **_: Any) -> float:
 def _ifbench(package: str, file: str) -> list[tuple[Row, bool]]:
     from assay.ops.tasks.graders.ifbench import works
 
-    (entry,) = entries(*package.split("=="), [file], what="the task ifbench")
     found = []
-    for line, text in enumerate(Path(str(entry.locate())).read_text(encoding="utf-8").splitlines(), start=1):
+    for line, text in enumerate(_packaged(package, file, "ifbench").read_text(encoding="utf-8").splitlines(), start=1):
         row = json.loads(text)
         names, parameters = row["instruction_id_list"], row["kwargs"]
         question = {"line": line, "question": row["prompt"], "rules": json.dumps([names, parameters]), "grade": ""}
@@ -158,13 +156,18 @@ def _ifbench(package: str, file: str) -> list[tuple[Row, bool]]:
 
 def humaneval(*, package: str, file: str, **_: Any) -> Any:
     """HumanEval's problems: the beginning of a function, its name and its tests."""
-    (entry,) = entries(*package.split("=="), [file], what="the task humaneval")
-    with gzip.open(str(entry.locate()), "rt", encoding="utf-8") as stream:
+    with gzip.open(_packaged(package, file, "humaneval"), "rt", encoding="utf-8") as stream:
         rows = [json.loads(line) for line in stream]
     return _data_set(
         {"line": line, "grade": "", **{key: row[key] for key in ("prompt", "entry_point", "test", "canonical_solution")}}
         for line, row in enumerate(rows, start=1)
     )
+
+
+def _packaged(package: str, file: str, task: str) -> Path:
+    distribution, _, version = package.partition("==")
+    (entry,) = entries(distribution, version, [file], what=f"the task {task}")
+    return Path(str(entry.locate()))
 
 
 def _data_set(rows: Iterable[Row]) -> Any:

@@ -108,3 +108,36 @@ def test_our_solved_questions_are_right_and_read_as_their_answers():
         sums = re.findall(r"([0-9]+ [-+*/] [0-9]+) = ([0-9]+)", each.steps)
         assert sums and each.steps.count("=") == len(sums) and all(eval(left) == int(right) for left, right in sums)
         assert final_number(row["steps"]) == Decimal(each.gold) == Decimal(sums[-1][1])
+
+
+def test_the_harness_alone_runs_our_files():
+    """No code of ours but what the files name: a model of the harness that calculates has everything right, one that says nothing has nothing."""
+    from lm_eval import simple_evaluate
+    from lm_eval.api.model import LM
+    from lm_eval.tasks import TaskManager
+
+    from assay.ops.tasks.packaged import FOLDER
+
+    class Calculator(LM):
+        asked: list[tuple[str, list[str]]] = []
+
+        def generate_until(self, requests):
+            self.asked += [(request.args[0], request.args[1]["until"]) for request in requests]
+            return [
+                f" {eval(request.args[0].rpartition(chr(10))[2].removesuffix('='))}" if "Write" not in request.args[0] else ""
+                for request in requests
+            ]
+
+        def loglikelihood(self, requests):
+            raise NotImplementedError
+
+        loglikelihood_rolling = loglikelihood
+
+    manager = TaskManager(include_path=str(FOLDER), include_defaults=False)
+    found = simple_evaluate(
+        model=Calculator(), tasks=["graded_arithmetic", "instructions"], task_manager=manager, limit=8, bootstrap_iters=0
+    )
+    assert found["results"]["graded_arithmetic"]["score,none"] == 1 and found["results"]["graded_arithmetic"]["unparsed,none"] == 0
+    assert found["results"]["instructions"]["score,none"] == found["results"]["instructions"]["strict,none"] == 0
+    prompts = [prompt for prompt, until in Calculator.asked if until == ["\n"]]
+    assert len(prompts) == 8 and all(prompt.count("\n") == 4 and prompt.endswith(" =") for prompt in prompts)
