@@ -65,6 +65,55 @@ def work(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
     return _of(warehouse, "work", experiment, f"{_DECLARED}, suite, protocol, work")
 
 
+def paired(warehouse: DuckDBPyConnection, experiment: str, variant: str, other: str) -> pl.DataFrame:
+    """Two variants on the same items, by protocol and metric, with what each test finds; see ``views/paired.sql``.
+
+    Raises:
+        KeyError: no such experiment, or it has no such variant.
+    """
+    _must_have(warehouse, experiment, variant, other)
+    return warehouse.sql(
+        "FROM paired WHERE experiment = $experiment AND variant = $variant AND other = $other ORDER BY suite, protocol, protocol_digest, metric",
+        params={"experiment": experiment, "variant": variant, "other": other},
+    ).pl()
+
+
+def paired_differences(warehouse: DuckDBPyConnection, experiment: str, variant: str, other: str) -> pl.DataFrame:
+    """The differences themselves, item by item: what ``paired`` is the mean of; see ``views/variant_item.sql``."""
+    return warehouse.sql(
+        "SELECT a.protocol_digest, a.metric, a.item, a.value - b.value AS difference FROM variant_item AS a JOIN variant_item AS b "
+        "ON b.protocol_digest = a.protocol_digest AND b.metric = a.metric AND b.item = a.item AND b.engine IS NOT DISTINCT FROM a.engine "
+        "AND b.device_digest IS NOT DISTINCT FROM a.device_digest "
+        "WHERE a.experiment = $experiment AND b.experiment = $experiment AND a.variant = $variant AND b.variant = $other "
+        "ORDER BY a.protocol_digest, a.metric, a.item",
+        params={"experiment": experiment, "variant": variant, "other": other},
+    ).pl()
+
+
+def base_of(warehouse: DuckDBPyConnection, experiment: str) -> str:
+    """The variant that the others of ``experiment`` are compared with; see ``views/base_variant.sql``.
+
+    Raises:
+        KeyError: no such experiment, or none of its variants is the unchanged base.
+    """
+    _must_have(warehouse, experiment)
+    found = warehouse.sql("SELECT variant FROM base_variant WHERE experiment = $experiment", params={"experiment": experiment}).fetchall()
+    if not found:
+        raise KeyError(f"the experiment {experiment!r} has no variant without steps to compare with; name the other variant")
+    return found[0][0]
+
+
+def noise_floor(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
+    """How much each metric of the variants moves by chance alone, the largest by what differed; see ``views/noise_floor.sql``."""
+    return warehouse.sql(
+        "SELECT DISTINCT v.variant, p.name AS protocol, f.* EXCLUDE (artifact_digest, protocol_digest, device_digest) FROM noise_floor AS f "
+        "JOIN measured_variant AS v ON v.digest = f.artifact_digest AND (f.suite = 'divergence') = v.of_target "
+        "JOIN protocol AS p ON p.protocol_digest = f.protocol_digest "
+        "WHERE v.experiment = $experiment ORDER BY ALL",
+        params={"experiment": experiment},
+    ).pl()
+
+
 def interaction(warehouse: DuckDBPyConnection, experiment: str) -> pl.DataFrame:
     """Combinations against the sum of their parts, the largest excess first; see ``views/interaction.sql``."""
     return _of(warehouse, "interaction", experiment, "kl_excess_nats DESC NULLS LAST, variant")
@@ -88,6 +137,14 @@ def regression(warehouse: DuckDBPyConnection, experiment: str | None = None, *, 
     ).pl()
 
 
+def claims(warehouse: DuckDBPyConnection, *, experiment: str | None = None, verdict: str | None = None) -> pl.DataFrame:
+    """The published statements and what our numbers say of each, of one experiment or one verdict, or all; see ``views/claims.sql``."""
+    return warehouse.sql(
+        "FROM claims WHERE ($experiment IS NULL OR experiment = $experiment) AND ($verdict IS NULL OR verdict = $verdict)",
+        params={"experiment": experiment, "verdict": verdict},
+    ).pl()
+
+
 def devices(warehouse: DuckDBPyConnection) -> pl.DataFrame:
     """The machines on which timings were taken."""
     return warehouse.sql("SELECT kind, name, cores, memory_bytes, torch_version, driver FROM device ORDER BY kind, name").pl()
@@ -95,6 +152,17 @@ def devices(warehouse: DuckDBPyConnection) -> pl.DataFrame:
 
 def _of(warehouse: DuckDBPyConnection, view: str, experiment: str, order: str) -> pl.DataFrame:
     return warehouse.sql(f"FROM {view} WHERE experiment = $experiment ORDER BY {order}", params={"experiment": experiment}).pl()
+
+
+def _must_have(warehouse: DuckDBPyConnection, experiment: str, *variants: str) -> None:
+    _must_exist(warehouse, experiment)
+    known = "SELECT variant FROM current_variant WHERE experiment = $experiment ORDER BY variant"
+    names = [name for (name,) in warehouse.sql(known, params={"experiment": experiment}).fetchall()]
+    for variant in variants:
+        if variant not in names:
+            raise KeyError(
+                f"the experiment {experiment!r} has no variant {variant!r} that was built; it has {', '.join(names) or 'none yet'}"
+            )
 
 
 def _must_exist(warehouse: DuckDBPyConnection, experiment: str) -> None:

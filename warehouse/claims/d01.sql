@@ -23,5 +23,5 @@ SELECT
 FROM by_slice AS s
 JOIN protocol AS p ON p.protocol_digest = s.protocol_digest AND json_valid(p.spec_json)
 WHERE s.metric = 'acceptance_minus_expected' AND s.slice_kind = 'all' AND s.status = 'ok' AND s.n > 0
-AND CAST(p.spec_json ->> '$.sampling.temperature' AS DOUBLE) > 0
+AND TRY_CAST(p.spec_json ->> '$.sampling.temperature' AS DOUBLE) > 0
 GROUP BY s.experiment, s.base;

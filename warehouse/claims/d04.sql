@@ -8,9 +8,9 @@
 -- threshold: 0
 -- experiment: speculation
 WITH place AS (
-    SELECT s.experiment, s.base, s.variant, s.protocol_digest, CAST(s.slice AS BIGINT) AS seat, s.value, s.standard_error, s.n
+    SELECT s.experiment, s.base, s.variant, s.protocol_digest, TRY_CAST(s.slice AS BIGINT) AS seat, s.value, s.standard_error, s.n
     FROM by_slice AS s JOIN made_of AS m ON m.experiment = s.experiment AND m.variant = s.variant
-    WHERE s.metric = 'acceptance_rate' AND s.slice_kind = 'position' AND s.status = 'ok' AND m.draft_method = 'variant' AND CAST(s.slice AS BIGINT) <= 5
+    WHERE s.metric = 'acceptance_rate' AND s.slice_kind = 'position' AND s.status = 'ok' AND m.draft_method = 'variant' AND TRY_CAST(s.slice AS BIGINT) <= 5
 ), ends AS (
     SELECT
         experiment, base, variant, protocol_digest, arg_min(value, seat) AS first, arg_max(value, seat) AS last, max(seat) AS seat, sum(n) AS n,

@@ -9,7 +9,7 @@
 -- experiment: speculation
 WITH asked AS (
     SELECT
-        s.experiment, s.base, s.variant, CAST(p.spec_json ->> '$.sampling.temperature' AS DOUBLE) AS temperature,
+        s.experiment, s.base, s.variant, TRY_CAST(p.spec_json ->> '$.sampling.temperature' AS DOUBLE) AS temperature,
         CAST(json_merge_patch(p.spec_json, '{"sampling": {"temperature": null}}') AS VARCHAR) AS rest, s.value, s.standard_error, s.n
     FROM by_slice AS s
     JOIN made_of AS m ON m.experiment = s.experiment AND m.variant = s.variant

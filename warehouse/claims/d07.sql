@@ -21,7 +21,7 @@ WITH trained AS (
     WHERE m.draft_method = 'variant' AND a.status = 'ok'
 )
 SELECT
-    a.experiment, a.base, avg(a.value) / avg(b.value) - 1 AS value,
+    a.experiment, a.base, avg(a.value) / nullif(avg(b.value), 0) - 1 AS value,
     ratio_error(avg(a.value), mean_error(a.standard_error), avg(b.value), mean_error(b.standard_error)) AS error, sum(a.n) AS n,
     string_agg(DISTINCT format('{} against {}', a.variant, b.variant), '; ') AS detail
 FROM trained AS a

@@ -14,7 +14,7 @@ WITH timed AS (
     FROM by_slice AS s
     JOIN made_of AS m ON m.experiment = s.experiment AND m.variant = s.variant
     JOIN protocol AS p ON p.protocol_digest = s.protocol_digest AND json_valid(p.spec_json)
-    WHERE s.metric = 'measured_speedup' AND s.slice_kind = 'all' AND s.value IS NOT NULL AND m.kinds = 'draft' AND m.draft_method = 'ngram'
+    WHERE s.metric = 'measured_speedup' AND s.slice_kind = 'all' AND s.value > 0 AND m.kinds = 'draft' AND m.draft_method = 'ngram'
 )
 SELECT
     a.experiment, a.base, a.value / b.value AS value, ratio_error(a.value, a.standard_error, b.value, b.standard_error) AS error, a.n,

@@ -11,5 +11,6 @@ SELECT
     count(*) FILTER (abs(ours - published) <= rounding) AS value, 0 AS error, count(*) AS n,
     string_agg(beside_published(name, ours, published), '; ' ORDER BY name) AS detail
 FROM (VALUES
-    ('texts of 60 nodes', floor(295 / 60.0), 4, 0), ('nodes of 8 texts of 64', 8 * 64, 512, 0), ('texts of 64 nodes past the ridge', CAST(8 * 64 > 295 AS INTEGER) * 8, 8, 0)
+    ('texts of 60 nodes', floor(295 / 60.0), 4, 0), ('nodes of 8 texts of 64', 8 * 64, 512, 0),
+    ('these past the ridge, 1 is yes', CAST(8 * 64 > 295 AS INTEGER), 1, 0)
 ) AS number (name, ours, published, rounding);

@@ -8,8 +8,8 @@
 -- threshold: 1
 -- experiment: speculation
 WITH timed AS (
-    SELECT experiment, base, variant, protocol_digest, CAST(slice AS BIGINT) AS batch, value, standard_error, status, n
-    FROM by_slice WHERE metric = 'measured_speedup' AND slice_kind = 'batch' AND value IS NOT NULL
+    SELECT experiment, base, variant, protocol_digest, TRY_CAST(slice AS BIGINT) AS batch, value, standard_error, status, n
+    FROM by_slice WHERE metric = 'measured_speedup' AND slice_kind = 'batch' AND value > 0
 ), ends AS (
     SELECT
         experiment, base, variant, protocol_digest, max(batch) AS batch, arg_max(value, batch) / arg_min(value, batch) AS ratio,

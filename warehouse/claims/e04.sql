@@ -18,6 +18,6 @@ WITH ranked AS (
     WHERE t.metric = 'task_score' AND t.status = 'ok' AND t.kinds <> ''
 )
 SELECT
-    experiment, base, corr(lost, tail) - corr(lost, mean) AS value, sqrt(2 / (count(*) - 3.0)) AS error, count(*) AS n,
+    experiment, base, corr(lost, tail) - corr(lost, mean) AS value, sqrt(2 / greatest(count(*) - 3.0, 1)) AS error, count(*) AS n,
     format('{:.3f} with the 99th percentile, {:.3f} with the mean', corr(lost, tail), corr(lost, mean)) AS detail
 FROM ranked GROUP BY experiment, base HAVING count(*) > 3 AND isfinite(corr(lost, tail)) AND isfinite(corr(lost, mean));

@@ -14,7 +14,7 @@ WITH spread AS (
         ratio_error(q.value, q.standard_error, m.value, m.standard_error) AS error
     FROM compared AS m
     JOIN compared AS q ON q.experiment = m.experiment AND q.variant = m.variant AND q.metric = 'kl_p99_nats' AND q.status = 'ok'
-    WHERE m.metric = 'kl_mean_nats' AND m.status = 'ok' AND m.kinds = 'prune_depth' AND m.layers_cut > 1 AND m.value > 0
+    WHERE m.metric = 'kl_mean_nats' AND m.status = 'ok' AND m.kinds = 'prune_depth' AND m.layers_cut > 1 AND m.value > 0 AND q.value > 0
 )
 SELECT
     c.experiment, c.base, avg(c.spread / s.spread) AS value, mean_error(ratio_error(c.spread, c.error, s.spread, s.error)) AS error, count(*) AS n,

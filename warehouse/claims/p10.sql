@@ -12,8 +12,8 @@ WITH student AS (
         p.experiment, p.base, p.variant, p.kinds, p.distill, p.value AS perplexity, p.standard_error AS error, t.value AS speed, t.standard_error AS speed_error,
         t.status, s.value AS size
     FROM compared AS p
-    JOIN compared AS t ON t.experiment = p.experiment AND t.variant = p.variant AND t.metric = 'decode_tok_s' AND t.value > 0
-    JOIN compared AS s ON s.experiment = p.experiment AND s.variant = p.variant AND s.metric = 'size_bytes'
+    JOIN compared AS t ON t.experiment = p.experiment AND t.variant = p.variant AND t.metric = 'decode_tok_s' AND t.value > 0 AND p.value > 0
+    JOIN compared AS s ON s.experiment = p.experiment AND s.variant = p.variant AND s.metric = 'size_bytes' AND s.value > 0
     WHERE p.metric = 'perplexity' AND p.status = 'ok' AND p.kinds IN ('prune_width distill', 'prune_depth distill') AND p.distill_loss <> 'cross_entropy'
 )
 SELECT

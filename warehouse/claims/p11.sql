@@ -13,7 +13,7 @@ SELECT
     string_agg(format('{} {:.4g}, {} {:.4g}', k.variant, k.value, t.variant, t.value), '; ' ORDER BY k.variant) AS detail
 FROM compared AS k
 JOIN compared AS t
-    ON t.experiment = k.experiment AND t.metric = k.metric AND t.but_distill = k.but_distill AND t.kinds = k.kinds AND t.distill_loss = 'cross_entropy' AND t.status = 'ok'
+    ON t.experiment = k.experiment AND t.metric = k.metric AND t.but_distill = k.but_distill AND t.kinds = k.kinds AND t.distill_loss = 'cross_entropy' AND t.value > 0
     AND json_merge_patch(t.distill, '{"loss": null}') = json_merge_patch(k.distill, '{"loss": null}')
 WHERE k.metric = 'perplexity' AND k.status = 'ok' AND k.distill_loss <> 'cross_entropy'
 GROUP BY k.experiment, k.base;

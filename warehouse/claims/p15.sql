@@ -9,7 +9,7 @@
 -- experiment: prune_then_quantize
 WITH loss AS (
     SELECT experiment, base, variant, kinds, steps, but_quantize, quantize, bits, ln(value) AS nats, standard_error / value AS error, ln(base_value) AS base_nats, base_standard_error / base_value AS base_error
-    FROM compared WHERE metric = 'perplexity' AND status = 'ok' AND value > 0
+    FROM compared WHERE metric = 'perplexity' AND status = 'ok' AND value > 0 AND base_value > 0
 ), pair AS (
     SELECT
         b.experiment, b.base, b.variant, b.nats - p.nats AS pruned, difference_error(b.error, p.error) AS pruned_error,

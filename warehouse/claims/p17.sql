@@ -14,7 +14,7 @@ WITH cut AS (
         difference_error(ratio_error(h.value, h.standard_error, h.base_value, h.base_standard_error), ratio_error(p.value, p.standard_error, p.base_value, p.base_standard_error)) AS error,
         format('{}: needles {:+.3f}, perplexity {:+.3f}', h.variant, h.value / h.base_value - 1, p.value / p.base_value - 1) AS told
     FROM compared AS h
-    JOIN compared AS p ON p.experiment = h.experiment AND p.variant = h.variant AND p.metric = 'perplexity' AND p.status = 'ok'
+    JOIN compared AS p ON p.experiment = h.experiment AND p.variant = h.variant AND p.metric = 'perplexity' AND p.status = 'ok' AND p.base_value > 0
     WHERE h.metric = 'needle_accuracy' AND h.status = 'ok' AND h.kinds = 'prune_width' AND h.base_value > 0 AND (h.heads_by = 'random' OR h.heads_cut = 'most')
 )
 SELECT

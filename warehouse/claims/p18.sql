@@ -13,6 +13,6 @@ SELECT
 FROM compared AS d
 JOIN compared AS w
     ON w.experiment = d.experiment AND w.metric = d.metric AND w.kinds = 'pretrain' AND w.pretrain_tokens = d.pretrain_tokens
-    AND w.pretrain_tied = d.pretrain_tied AND w.pretrain_layers < d.pretrain_layers AND w.status = 'ok'
+    AND w.pretrain_tied = d.pretrain_tied AND w.pretrain_layers < d.pretrain_layers AND w.value > 0
 WHERE d.metric = 'perplexity' AND d.kinds = 'pretrain' AND d.status = 'ok'
 QUALIFY row_number() OVER (PARTITION BY d.experiment, d.base ORDER BY d.pretrain_layers DESC, w.pretrain_layers, d.variant, w.variant) = 1;

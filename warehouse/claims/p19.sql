@@ -14,6 +14,6 @@ SELECT
 FROM compared AS t
 JOIN compared AS u
     ON u.experiment = t.experiment AND u.metric = t.metric AND u.kinds = 'pretrain' AND u.pretrain_tokens = t.pretrain_tokens
-    AND u.pretrain_layers = t.pretrain_layers AND NOT u.pretrain_tied AND u.status = 'ok'
+    AND u.pretrain_layers = t.pretrain_layers AND NOT u.pretrain_tied AND u.value > 0
 WHERE t.metric = 'perplexity' AND t.kinds = 'pretrain' AND t.pretrain_tied AND t.status = 'ok'
 QUALIFY row_number() OVER (PARTITION BY t.experiment, t.base ORDER BY t.variant, u.variant) = 1;

@@ -14,5 +14,5 @@ SELECT
 FROM compared AS r
 LEFT JOIN compared AS p
     ON p.experiment = r.experiment AND p.metric = r.metric AND p.quantize = r.quantize AND p.kinds = 'quantize'
-WHERE r.metric = 'perplexity' AND r.status = 'ok' AND r.rotate IS NOT NULL AND r.kinds = 'rotate quantize' AND r.format = 'int4' AND r.inputs_format = 'int4'
+WHERE r.metric = 'perplexity' AND r.status = 'ok' AND r.rotate IS NOT NULL AND r.kinds = 'rotate quantize' AND r.base_value > 0 AND r.format = 'int4' AND r.inputs_format = 'int4'
 QUALIFY row_number() OVER (PARTITION BY r.experiment, r.base ORDER BY r.value, r.variant) = 1;

@@ -17,5 +17,5 @@ SELECT
     format('decoding {:.2f} times, prefill {:.2f}, on {}', avg(d.value / d.base_value), avg(p.value / p.base_value), any_value(d.device)) AS detail
 FROM compared AS d
 JOIN compared AS p ON p.experiment = d.experiment AND p.variant = d.variant AND p.metric = 'prefill_tok_s'
-WHERE d.metric = 'decode_tok_s' AND d.kinds = 'quantize' AND d.bits = 4 AND d.inputs_format IS NULL AND d.value > 0 AND p.value > 0
+WHERE d.metric = 'decode_tok_s' AND d.kinds = 'quantize' AND d.bits = 4 AND d.inputs_format IS NULL AND least(d.value, d.base_value, p.value, p.base_value) > 0
 GROUP BY d.experiment, d.base;

@@ -14,7 +14,7 @@ WITH rise AS (
         difference_error(q.standard_error / q.value, b.standard_error / b.value) AS error
     FROM compared AS q
     JOIN compared AS b ON b.experiment = q.experiment AND b.metric = q.metric AND b.steps = q.but_quantize
-    WHERE q.metric = 'perplexity' AND q.kinds = 'pretrain quantize' AND b.kinds = 'pretrain' AND q.status = 'ok' AND b.status = 'ok'
+    WHERE q.metric = 'perplexity' AND q.value > 0 AND b.value > 0 AND q.kinds = 'pretrain quantize' AND b.kinds = 'pretrain' AND q.status = 'ok' AND b.status = 'ok'
 )
 SELECT
     a.experiment, a.base, avg(a.rise / b.rise) AS value, mean_error(ratio_error(a.rise, a.error, b.rise, b.error)) AS error, count(*) AS n,

@@ -10,7 +10,7 @@
 -- note: The bounds are the ratio of the two published numbers with the second one rounded to a hundredth.
 WITH tail AS (
     SELECT
-        s.experiment, s.base, s.protocol_digest, CAST(split_part(s.slice, '/', 1) AS DOUBLE) AS temperature, split_part(s.slice, '/', 2) AS k,
+        s.experiment, s.base, s.protocol_digest, TRY_CAST(split_part(s.slice, '/', 1) AS DOUBLE) AS temperature, split_part(s.slice, '/', 2) AS k,
         s.value, s.standard_error, s.n
     FROM by_slice AS s JOIN made_of AS m ON m.experiment = s.experiment AND m.variant = s.variant
     WHERE s.metric = 'tail_mass' AND s.slice_kind = 'temperature_k' AND s.status = 'ok' AND m.kinds = ''

@@ -9,8 +9,8 @@
 -- experiment: sampling
 WITH kept AS (
     SELECT
-        s.experiment, s.base, s.protocol_digest, split_part(s.slice, ' ', 1) AS filter, CAST(split_part(s.slice, '/', 2) AS DOUBLE) AS temperature,
-        CAST(split_part(s.slice, '/', 3) AS BIGINT) AS k, s.value, s.standard_error, s.n
+        s.experiment, s.base, s.protocol_digest, split_part(s.slice, ' ', 1) AS filter, TRY_CAST(split_part(s.slice, '/', 2) AS DOUBLE) AS temperature,
+        TRY_CAST(split_part(s.slice, '/', 3) AS BIGINT) AS k, s.value, s.standard_error, s.n
     FROM by_slice AS s JOIN made_of AS m ON m.experiment = s.experiment AND m.variant = s.variant
     WHERE s.metric = 'kept_tail_mass' AND s.slice_kind = 'filter_temperature_k' AND s.status = 'ok' AND m.kinds = ''
     QUALIFY temperature = max(temperature) OVER (PARTITION BY s.experiment, s.base, s.protocol_digest)

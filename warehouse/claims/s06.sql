@@ -10,7 +10,7 @@
 -- note: On generated arithmetic, with fewer samples than the published hundred. Temperature 0 has one sample and is left out.
 WITH answer AS (
     SELECT
-        s.experiment, s.base, s.protocol_digest, s.metric, CAST(split_part(s.slice, '/', 1) AS DOUBLE) AS temperature,
+        s.experiment, s.base, s.protocol_digest, s.metric, TRY_CAST(split_part(s.slice, '/', 1) AS DOUBLE) AS temperature,
         TRY_CAST(split_part(s.slice, '/', 2) AS BIGINT) AS k, s.value, s.standard_error, s.n
     FROM by_slice AS s JOIN made_of AS m ON m.experiment = s.experiment AND m.variant = s.variant
     WHERE s.metric IN ('pass_at_1', 'pass_at_k') AND s.slice_kind IN ('temperature', 'temperature_k') AND s.status = 'ok' AND m.kinds = ''

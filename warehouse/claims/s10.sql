@@ -11,8 +11,8 @@
 WITH asked AS (
     SELECT
         s.experiment, s.base, s.metric, s.value, s.standard_error, s.n, p.name,
-        CAST(p.spec_json ->> '$.sampling.repetition_penalty' AS DOUBLE) > 1 OR CAST(p.spec_json ->> '$.sampling.frequency_penalty' AS DOUBLE) > 0
-        OR CAST(p.spec_json ->> '$.sampling.presence_penalty' AS DOUBLE) > 0 AS penalised,
+        TRY_CAST(p.spec_json ->> '$.sampling.repetition_penalty' AS DOUBLE) > 1 OR TRY_CAST(p.spec_json ->> '$.sampling.frequency_penalty' AS DOUBLE) > 0
+        OR TRY_CAST(p.spec_json ->> '$.sampling.presence_penalty' AS DOUBLE) > 0 AS penalised,
         CAST(json_merge_patch(p.spec_json, '{"sampling": {"repetition_penalty": null, "frequency_penalty": null, "presence_penalty": null, "count_prompt": null}}') AS VARCHAR) AS rest
     FROM by_slice AS s
     JOIN made_of AS m ON m.experiment = s.experiment AND m.variant = s.variant
