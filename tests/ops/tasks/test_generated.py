@@ -3,6 +3,7 @@
 import json
 import re
 from decimal import Decimal
+from importlib.metadata import PackageNotFoundError, version
 from typing import get_args
 
 import pytest
@@ -22,6 +23,7 @@ from assay.ops.tasks.generated_documents import (
 from assay.ops.tasks.generated_shots import WORD_PROBLEMS, word_problems
 from assay.ops.tasks.graders.instructions import follows
 from assay.ops.tasks.graders.numbers import final_number
+from assay.ops.tasks.packaged import FOLDER, read, task_functions, tasks_digest
 from assay.schemas.tasks import GenerationTask
 
 GOLD = {"gold": "1000"}
@@ -110,13 +112,50 @@ def test_our_solved_questions_are_right_and_read_as_their_answers():
         assert final_number(row["steps"]) == Decimal(each.gold) == Decimal(sums[-1][1])
 
 
+def packaged(name):
+    """Rows of a task by the source that its file names."""
+    source = read(FOLDER / f"{name}.yaml")["dataset_kwargs"]
+    try:
+        version(source["package"].partition("==")[0])
+    except PackageNotFoundError:
+        pytest.skip("requirements-data.txt is not installed")
+    return source
+
+
+def test_packaged_questions_keep_their_lines_and_all_that_judging_takes():
+    rows = list(generated_documents.word_problems(**packaged("asdiv"))["test"])
+    assert 2000 < len(rows) < 2305 and len({row["line"] for row in rows}) == len(rows) and max(row["line"] for row in rows) <= 2305
+    assert rows[0] == {
+        "line": 1, "question": "Seven red apples and two green apples are in the basket. How many apples are in the basket?", "gold": "9", "grade": "",
+    }  # fmt: skip
+    assert all(number(row, f"The answer is {row['gold']}.").score for row in rows)
+    code = list(generated_documents.humaneval(**packaged("humaneval"))["test"])
+    assert [row["line"] for row in code] == list(range(1, 165)) and all(f"def {row['entry_point']}(" in row["prompt"] for row in code)
+
+
+def test_ifbench_asks_what_can_be_verified_and_says_how_much_it_leaves_out():
+    source = packaged("ifbench")
+    rows, share = list(generated_documents.ifbench(**source)["test"]), generated_documents.unverifiable_share(**source)
+    assert len(rows) == round(294 * (1 - share)) and 0 <= share < 0.2
+    for row in rows[::20]:
+        judged = TASKS["ifbench"].judge(row, "A text.\nOf two lines.")
+        assert judged.strict is not None and judged.strict <= judged.score and not judged.silent
+        assert TASKS["ifbench"].judge(row, "").silent and generated.form_of_ifbench_results(row, [""])["score"] == 0
+
+
+def test_what_decides_the_questions_is_in_the_digest_and_the_code():
+    packaged("asdiv"), packaged("ifbench"), packaged("humaneval")
+    assert len({tasks_digest([name]) for name in TASKS}) == len(TASKS)
+    for name in TASKS:
+        modules = {function.partition(":")[0] for function in task_functions([name])}
+        assert {"assay.ops.tasks.generated", "assay.ops.tasks.generated_documents"} <= modules
+
+
 def test_the_harness_alone_runs_our_files():
     """No code of ours but what the files name: a model of the harness that calculates has everything right, one that says nothing has nothing."""
     from lm_eval import simple_evaluate
     from lm_eval.api.model import LM
     from lm_eval.tasks import TaskManager
-
-    from assay.ops.tasks.packaged import FOLDER
 
     class Calculator(LM):
         asked: list[tuple[str, list[str]]] = []
