@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from assay.assets.cli_planning import register as register_planning
 from assay.assets.workspace import Workspace
 
 app = typer.Typer(name="assay", help="Make language models smaller and faster, and know exactly what each change cost.", no_args_is_help=True,
@@ -54,6 +55,9 @@ def bench() -> Workspace:
 
 def _plain(error: BaseException) -> str:
     return str(error).replace("[", "\\[") or type(error).__name__
+
+
+register_planning(app, bench, console)
 
 
 @app.command("list")
