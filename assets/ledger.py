@@ -11,11 +11,13 @@ from typing import Any
 from assay.assets.workspace import Workspace
 from assay.ops.apply import maker
 from assay.ops.data.texts import text_digest
+from assay.ops.tasks.packaged import task_functions, tasks_digest
 from assay.schemas.base import Base
 from assay.schemas.graph import Graph, Node
 from assay.schemas.manifest import Action
 from assay.schemas.metrics import TIMED_SUITES
-from assay.schemas.protocols import Divergence, Protocol
+from assay.schemas.protocols import Choice, Divergence, Generation, LmEval, Protocol
+from assay.schemas.spec import digest_of
 from assay.schemas.steps import Draft, DraftModel, TrainedStep, WeightStep
 from assay.schemas.texts import Text
 from assay.schemas.training import Distill
@@ -132,11 +134,22 @@ class Ledger:
         data = {}
         if protocol.suite in TIMED_SUITES:
             data = {"device": device_digest(), **({"run": run} if run else {})}
-        text = getattr(protocol, "text", None)
-        if text is not None:
-            data["text"] = self.text(text)
+        for name in ("text", "haystack"):
+            text = getattr(protocol, name, None)
+            if text is not None:
+                data[name] = self.text(text)
+        data |= self.tasks(protocol)
         return Action(step=protocol.model_dump(mode="json"), code=measuring_code(protocol.suite), parents={k: v for k, v in parents.items() if v}, data=data,
                       seed=getattr(protocol, "seed", 0), versions=_versions())  # fmt: skip
+
+    def tasks(self, protocol: Protocol) -> dict[str, str]:
+        """Of a protocol that asks tasks: their files and data, and the code that the files name, which no import shows."""
+        if isinstance(protocol, LmEval):
+            include = self.experiment.file.parent / Path(protocol.include).expanduser() if protocol.include else None
+            return {"tasks": tasks_digest(include=include)}
+        if not isinstance(protocol, Choice | Generation):
+            return {}
+        return {"tasks": tasks_digest(protocol.tasks), "task_code": digest_of([code(each) for each in task_functions(protocol.tasks)])}
 
     def text(self, text: Text) -> str:
         return text_digest(**text_source(text, self.experiment.file.parent))

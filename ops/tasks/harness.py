@@ -5,6 +5,7 @@ writes texts until a string (``until.py``).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from random import Random
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from assay.ops.decode.session import Session
 from assay.ops.tasks.until import Asked, write_until
 
 SHARED = 16  # tokens: a beginning of all prompts of a batch that is read once; shorter ones are not worth the copies
+TOGETHER = 4096  # tokens: the most in one forward, which holds all their activations
 MAX_NEW_TOKENS = 256  # where a task says nothing, as the harness has it
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -85,6 +87,7 @@ class EngineLM(TemplateLM):
             raise ValueError(f"max_length={max_length}, batch={batch}; expected 1 or more of each")
         self.runner, self.tokenizer, self.max_length, self.batch = runner, tokenizer, max_length, batch
         self.eos_ids, self.kv_format, self.drafting, self.seed = frozenset(eos_ids), kv_format, drafting, seed
+        self._encode = lru_cache(maxsize=8)(self._encode_anew)  # a context comes again with each of its continuations
         self.truncated, self.cut = 0, 0
         self.first_ids: list[int] = []
 
@@ -117,6 +120,9 @@ class EngineLM(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """The ids of a text. Special tokens are the tokenizer's own choice unless said, and never a BOS before one that the text begins with."""
+        return list(self._encode(string, add_special_tokens))
+
+    def _encode_anew(self, string: str, add_special_tokens: bool | None) -> list[int]:
         if add_special_tokens is None and string.startswith(self.tokenizer.decode(self.prefix_token_id)):
             add_special_tokens = False
         return self.tokenizer.encode(string, **({} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}))
@@ -221,13 +227,13 @@ def _score_side_by_side(
     else:
         everywhere = 0
     kept = [length - min(length, begins) for length, begins in zip(shared, first, strict=True)]
-    before = session.read([group[0].ids[everywhere:length] for group, length in zip(groups, shared, strict=True)], keep=kept)
+    before = _read(session, [group[0].ids[everywhere:length] for group, length in zip(groups, shared, strict=True)], kept)
     found = []
     for turn in range(max(map(len, groups))):
         mine = [group[turn] if turn < len(group) else None for group in groups]
         rest = [each.ids[length:] if each else [] for each, length in zip(mine, shared, strict=True)]
         asked = [len(each.ids) - max(each.first, length) if each else 0 for each, length in zip(mine, shared, strict=True)]
-        after = session.read(rest, keep=asked)
+        after = _read(session, rest, asked)
         for row, each in enumerate(mine):
             if each is not None:
                 inside = len(each.targets) - asked[row]  # of what is asked, as many places lie in the shared beginning: its last ones
@@ -235,6 +241,14 @@ def _score_side_by_side(
                 found.append((each.number, _judge(logits, each.targets)))
         session.rollback([len(each) for each in rest])
     return found
+
+
+def _read(session: Session, ids: Sequence[Sequence[int]], keep: Sequence[int]) -> Sequence[Float[Tensor, "keep vocab"]]:
+    """What the session reads, in one forward where that changes no bit: the native decoder's logits do not depend on what is read beside them."""
+    native = getattr(session.runner, "has_threads", False)
+    if not native or not 0 < sum(map(len, ids)) <= TOGETHER:
+        return session.read(ids, keep)
+    return session.runner.forward(session.cache, session.cache.append(ids, keep=keep)).split(list(keep))
 
 
 def _judge(logits: Float[Tensor, "targets vocab"], targets: Sequence[int]) -> tuple[float, bool]:

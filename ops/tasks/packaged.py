@@ -60,7 +60,7 @@ def tasks_digest(names: Sequence[str] = (), *, include: Path | None = None) -> s
         identity.append([name, file_sha256(_file(name))])
         where = read(_file(name)).get("dataset_kwargs") or {}
         if "package" in where:
-            files = [where["file"]] if "file" in where else where["files"]
+            files = where.get("files") or [where["file"]]
             identity += map(stated, entries(*where["package"].split("=="), files, what=f"the task {name}"))
     if include is not None:
         if not include.is_dir():
@@ -116,8 +116,9 @@ def _task(name: str, questions: int, seed: int, shots: int, changes: Mapping[str
     from lm_eval.tasks._yaml_loader import load_yaml
 
     config = {**load_yaml(_file(name)), **changes, "num_fewshot": shots}
-    config["custom_dataset"] = _drawn(name, config["custom_dataset"], questions, seed, shots)
-    if shots:
+    own = "samples" in (config.get("fewshot_config") or {})  # solved questions of the task's own, so none of the file are set aside
+    config["custom_dataset"] = _drawn(name, config["custom_dataset"], questions, seed, 0 if own else shots)
+    if shots and not own:
         config |= {"fewshot_split": "shots", "fewshot_config": {**(config.get("fewshot_config") or {}), "sampler": "first_n"}}
     return ConfigurableTask(config=config)
 

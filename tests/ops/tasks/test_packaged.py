@@ -123,6 +123,16 @@ def test_fewer_questions_are_the_first_of_more_and_shots_are_never_asked():
     assert not {row["line"] for row in task.fewshot_docs()} & set(task.eval_docs["line"])
 
 
+def test_a_task_with_solved_questions_of_its_own_keeps_them_and_its_questions(monkeypatch, tmp_path):
+    text = (packaged.FOLDER / "openbook_qa.yaml").read_text(encoding="utf-8")
+    own = "fewshot_config: {sampler: first_n, samples: [{question: Is it?, options: [a, b], gold: 1}]}"
+    (tmp_path / "own.yaml").write_text(f"{text}\n{own}\n", encoding="utf-8")
+    monkeypatch.setattr(packaged, "FOLDER", tmp_path)
+    (task,) = packaged_tasks(["own"], questions=ALL, seed=0, shots=1).values()
+    assert len(task.eval_docs) == 500
+    assert task.fewshot_context(task.eval_docs[0], 1).startswith("Is it? b\n\n")
+
+
 def test_a_file_too_short_for_its_shots_and_an_unknown_task_are_refused():
     with pytest.raises(ValueError, match=r"openbook_qa has 500 questions, and 499 of them are shots"):
         packaged_tasks(["openbook_qa"], questions=2, seed=0, shots=499)
