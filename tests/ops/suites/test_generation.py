@@ -231,6 +231,7 @@ def test_generated_code_is_run_where_it_may_be(base, monkeypatch):
     monkeypatch.setenv("ASSAY_RUN_GENERATED_CODE", "1")
     result = run(Generation(tasks=("humaneval",), questions=2, max_new_tokens=4), base)
     assert values(result)["task_score", "task", "humaneval"] == 0 and result.notes["network"]
+    assert all(each["prompt"].endswith('"""') for each in result.notes["examples"])
 
 
 @pytest.mark.parametrize(
