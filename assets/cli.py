@@ -194,6 +194,29 @@ def sql(
 
 
 @app.command()
+def compare(
+    experiment: Annotated[str, typer.Argument(help="The name of an experiment that has facts.")],
+    variant: Annotated[str, typer.Argument(help="A variant of it.")],
+    other: Annotated[str | None, typer.Argument(help="The variant beside it.", show_default="the base")] = None,
+) -> None:
+    """Is one variant better than another? Each metric on the same items: difference, interval, test, and what would have been found."""
+    from assay.assets.compare import compare as compare_variants
+    from assay.warehouse.database import connect
+    from assay.warehouse.prompt import shown
+
+    rows = compare_variants(connect(bench().facts.root), experiment, variant, other)
+    table = Table("protocol", "metric", "items", "difference", "95 % interval", "bootstrap", "p", "p (Holm)", "finding", box=None)
+    for at in (2, 3, 6, 7):
+        table.columns[at].justify = "right"
+    for row in rows:
+        interval = "—" if row.low is None else f"{shown(row.low)} … {shown(row.high)}"
+        drawn = f"{shown(row.bootstrap[0])} … {shown(row.bootstrap[1])}" if row.bootstrap else "—"
+        numbers = (shown(row.n), shown(row.difference), interval, drawn, shown(row.p), shown(row.p_holm))
+        table.add_row(row.protocol, row.metric, *numbers, row.verdict)
+    console.print(table)
+
+
+@app.command()
 def verify(
     set_aside: Annotated[
         bool, typer.Option(help="Put damaged artifacts into quarantine; they are built again when they are asked for.")

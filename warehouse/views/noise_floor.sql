@@ -16,7 +16,7 @@ WITH spec AS (
         concat_ws('+', CASE WHEN a.seed IS DISTINCT FROM b.seed THEN 'seed' END, CASE WHEN a.batch IS DISTINCT FROM b.batch THEN 'batch' END,
             CASE WHEN a.dtype IS DISTINCT FROM b.dtype THEN 'dtype' END) AS differs
     FROM spec AS a JOIN spec AS b ON b.suite = a.suite AND b.rest = a.rest AND b.protocol_digest <> a.protocol_digest
-    WHERE a.rest <> '{}'
+    WHERE a.rest <> '{}' AND differs <> ''
 ), number AS (
     SELECT
         artifact_digest, protocol_digest, CASE WHEN suite = 'divergence' THEN base_digest END AS base_digest, suite, metric, device_digest, 'fact' AS of,

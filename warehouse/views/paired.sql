@@ -10,20 +10,14 @@
 CREATE OR REPLACE VIEW paired AS
 WITH floor AS (
     SELECT artifact_digest, protocol_digest, metric, max(floor) AS floor FROM noise_floor WHERE of = 'item' AND NOT contains(differs, 'seed') GROUP BY ALL
-), mine AS (
-    SELECT v.experiment, v.variant, r.artifact_digest, r.protocol_digest, r.suite, r.engine, r.device_digest, i.metric, i.item, i.value
-    FROM measured_variant AS v
-    JOIN item_run AS r ON r.artifact_digest = v.digest AND (r.suite = 'divergence') = v.of_target
-    JOIN item AS i ON i.artifact_digest = r.artifact_digest AND i.protocol_digest = r.protocol_digest AND i.run = r.run
-    WHERE i.value IS NOT NULL AND (r.base_digest IS NULL OR v.bases IS NULL OR list_contains(v.bases, r.base_digest))
 ), pair AS (
     SELECT
         a.experiment, a.variant, b.variant AS other, a.artifact_digest, b.artifact_digest AS other_digest, a.suite, a.protocol_digest, a.metric,
         count(*) AS n, avg(a.value - b.value) AS difference, stddev_samp(a.value - b.value) / sqrt(count(*)) AS standard_error,
         CAST(count_if(a.value > b.value) AS BIGINT) AS only_variant, CAST(count_if(a.value < b.value) AS BIGINT) AS only_other,
         bool_and(a.value IN (0, 1) AND b.value IN (0, 1)) AS of_shares
-    FROM mine AS a
-    JOIN mine AS b
+    FROM variant_item AS a
+    JOIN variant_item AS b
         ON b.experiment = a.experiment AND b.protocol_digest = a.protocol_digest AND b.metric = a.metric AND b.item = a.item AND b.variant <> a.variant
         AND b.engine IS NOT DISTINCT FROM a.engine AND b.device_digest IS NOT DISTINCT FROM a.device_digest
     GROUP BY ALL
