@@ -12,7 +12,10 @@ ChoiceTask = Literal["piqa", "hellaswag", "commonsense_qa", "openbook_qa", "bool
 GenerationTask = Literal["asdiv", "graded_arithmetic", "instructions", "ifbench", "humaneval"]
 NeedleKind = Literal["single", "multiple", "hops"]
 
-QUESTIONS = Field(default=100, ge=2, le=1_000_000, description="of each task, the first so many of its file in an order that `seed` draws")
+QUESTIONS = Field(
+    default=100, ge=2, le=1_000_000, description="of each task, the first so many of its file in the order that `order` draws"
+)
+ORDER = Field(default=0, ge=0, lt=2**31, description="draws which questions are asked; other ones are another protocol")
 CHAT = Field(default=False, description="puts each prompt into the tokenizer's chat template")
 
 
@@ -25,7 +28,7 @@ class Choice(Spec):
     shots: int = Field(default=0, ge=0, le=32, description="solved questions before each")
     chat: bool = CHAT
     batch: int = Field(default=16, ge=1, le=1024, description="questions side by side; their options are read from one prompt")
-    seed: int = Field(default=0, ge=0, lt=2**31)
+    order: int = ORDER
     dtype: Dtype = "float32"
 
     @field_validator("tasks")
@@ -69,7 +72,8 @@ class Generation(Spec):
     ks: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = Field(default=(1,), max_length=32, description="of pass@k and maj@k")
     max_new_tokens: int = Field(default=128, ge=1, le=131_072)
     batch: int = Field(default=16, ge=1, le=1024, description="texts side by side")
-    seed: int = Field(default=0, ge=0, lt=2**31)
+    order: int = ORDER
+    seed: int = Field(default=0, ge=0, lt=2**31, description="of the samples; the same questions are asked with any")
     dtype: Dtype = "float32"
 
     @field_validator("tasks", "ks")
@@ -103,7 +107,7 @@ class Needle(Spec):
     chat: bool = CHAT
     max_new_tokens: int = Field(default=16, ge=1, le=1024)
     batch: int = Field(default=8, ge=1, le=1024)
-    seed: int = Field(default=0, ge=0, lt=2**31)
+    order: int = ORDER
     dtype: Dtype = "float32"
 
     @field_validator("kinds", "lengths", "depths_pct")

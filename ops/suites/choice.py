@@ -38,8 +38,8 @@ def choice(protocol: Choice, subject: Subject, *, reference: Path | None, experi
     """
     from assay.ops.tasks.packaged import packaged_tasks
 
-    tasks = packaged_tasks(protocol.tasks, questions=protocol.questions, seed=protocol.seed, shots=protocol.shots)
-    lm = open_lm(subject, dtype=protocol.dtype, batch=protocol.batch, seed=protocol.seed)
+    tasks = packaged_tasks(protocol.tasks, questions=protocol.questions, seed=protocol.order, shots=protocol.shots)
+    lm = open_lm(subject, dtype=protocol.dtype, batch=protocol.batch, seed=protocol.order)
     samples = evaluate(lm, tasks, chat=protocol.chat)["samples"]
     found = {name: [answer(sample) for sample in samples[name]] for name in protocol.tasks}
     items = [

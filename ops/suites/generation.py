@@ -155,7 +155,7 @@ def _asked(name: str, protocol: Generation, tokenizer: Any) -> Asked:
 
     steps = {"fewshot_config": {"sampler": "first_n", "samples": word_problems, "doc_to_target": "{{steps}}"}}
     changes = steps if protocol.reasoning and name == "asdiv" else {}
-    task = packaged_tasks([name], questions=protocol.questions, seed=protocol.seed, changes=changes)[name]
+    task = packaged_tasks([name], questions=protocol.questions, seed=protocol.order, changes=changes)[name]
     solved = task.fewshot_cfg.samples() if callable(task.fewshot_cfg.samples) else []
     if solved and len(solved) < protocol.shots:
         raise ValueError(f"shots = {protocol.shots}, and the task {name} has {len(solved)} solved questions; ask for {len(solved)} at most")

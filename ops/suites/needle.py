@@ -50,7 +50,7 @@ def needle(protocol: Needle, subject: Subject, *, reference: Path | None, experi
     cells = [Cell(*each) for each in product(protocol.kinds, protocol.lengths, protocol.depths_pct)]
     prompts: dict[Cell, list[Any]] = {cell: [] for cell in cells}
     for cell, number in product(cells, range(protocol.prompts)):
-        random = Random(f"{protocol.seed}/{cell.name}/{number}")
+        random = Random(f"{protocol.order}/{cell.name}/{number}")
         asked = ask(cell.kind, keys=protocol.keys, random=random)
         built = build(
             asked, sentences, around, length=cell.length, depth_pct=cell.depth, random=random, encoded=lambda text: encode(tokenizer, text)

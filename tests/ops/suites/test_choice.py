@@ -88,12 +88,12 @@ def test_items_say_the_line_of_the_file_and_their_means_are_the_facts(base, resu
     assert PLACES == ["boolq", "commonsense_qa", "hellaswag", "mmlu", "openbook_qa", "piqa"]
 
 
-def test_variants_are_asked_the_same_and_a_seed_asks_others(base, result):
+def test_variants_are_asked_the_same_and_another_order_asks_others(base, result):
     def numbers(found):
         return [(item["item"], item["metric"]) for item in found.items]
 
     assert numbers(run(PROTOCOL, base, kv="int8")) == numbers(result)
-    assert set(numbers(run(PROTOCOL.model_copy(update={"seed": 1}), base))) != set(numbers(result))
+    assert set(numbers(run(PROTOCOL.model_copy(update={"order": 1}), base))) != set(numbers(result))
 
 
 def test_the_batch_changes_no_score(result, base):
