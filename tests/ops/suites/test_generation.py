@@ -186,9 +186,12 @@ def test_scores_do_not_depend_on_the_batch_nor_on_what_else_is_asked(base, greed
     assert fewer.items == sampled.items[:3]
 
 
-def test_another_seed_asks_and_draws_others_and_the_same_one_the_same(base, sampled):
+def test_another_seed_draws_other_answers_to_the_same_questions_and_another_order_asks_others(base, sampled):
     assert run(SAMPLED, base) == sampled
-    other = run(SAMPLED.model_copy(update={"seed": 1}), base)
+    twin = run(SAMPLED.model_copy(update={"seed": 1}), base)
+    assert [item["item"] for item in twin.items] == [item["item"] for item in sampled.items]
+    assert [one["said"] for one in twin.notes["examples"]] != [one["said"] for one in sampled.notes["examples"]]
+    other = run(SAMPLED.model_copy(update={"order": 1}), base)
     assert {item["item"] for item in other.items} != {item["item"] for item in sampled.items}
 
 
@@ -231,7 +234,7 @@ def test_generated_code_is_run_where_it_may_be(base, monkeypatch):
     monkeypatch.setenv("ASSAY_RUN_GENERATED_CODE", "1")
     result = run(Generation(tasks=("humaneval",), questions=2, max_new_tokens=4), base)
     assert values(result)["task_score", "task", "humaneval"] == 0 and result.notes["network"]
-    assert all(each["prompt"].endswith('"""') for each in result.notes["examples"])
+    assert all(each["prompt"] == each["prompt"].rstrip() for each in result.notes["examples"])
 
 
 @pytest.mark.parametrize(
