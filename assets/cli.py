@@ -347,3 +347,8 @@ def free_slots_command() -> None:
 
     closed = free_slots(dg.DagsterInstance.get())
     console.print(f"{len(closed)} dead runs closed" + "".join(f"\n  {each}" for each in closed))
+
+
+from assay.assets.cli_claims import register as _register_claims  # noqa: E402
+
+_register_claims(app, bench, console)

@@ -34,6 +34,7 @@ def report_key(experiment: Experiment) -> dg.AssetKey:
 
 SNAPSHOT_KEY = dg.AssetKey(["warehouse", "snapshot"])
 REGRESSION_KEY = dg.AssetKey(["warehouse", "regression"])
+CLAIMS_KEY = dg.AssetKey(["warehouse", "claims"])
 
 
 def op_name(key: dg.AssetKey, prefix: str = "") -> str:

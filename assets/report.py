@@ -11,11 +11,12 @@ import polars as pl
 from duckdb import DuckDBPyConnection
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 
+from assay.assets.statements import told
 from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Experiment
 from assay.warehouse.database import connect
 from assay.warehouse.prompt import shown as plain
-from assay.warehouse.reads import by_slice, devices, experiment_table, interaction, verdicts, work
+from assay.warehouse.reads import by_slice, claims, devices, experiment_table, interaction, verdicts, work
 
 BACKGROUND = (
     "base",
@@ -51,6 +52,7 @@ def write_report(workspace: Workspace, experiment: Experiment) -> Path:
         interaction=cells(interaction(connection, experiment=experiment.name)),
         slices=cells(pl.concat([by_slice(connection, experiment.name, metric) for metric in SLICED])),
         devices=cells(devices(connection)),
+        claims=told(claims(connection, experiment=experiment.name).filter(pl.col("verdict") != "not measured")),
         protocols={
             name: json.dumps(protocol.model_dump(mode="json", exclude_none=True), indent=1)
             for name, protocol in experiment.protocols.items()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import dagster as dg
 
 from assay.assets import labels
+from assay.assets.claims import build_claims
 from assay.assets.ledger import Ledger
 from assay.assets.measurements import measured
 from assay.assets.pictures import inline
@@ -16,11 +17,12 @@ from assay.schemas.graph import Graph
 
 
 def build_reports(workspace: Workspace, graphs: Sequence[Graph]) -> Iterator[dg.AssetsDefinition]:
-    """The report of each experiment, and the two assets of the whole warehouse."""
+    """The report of each experiment, and the three assets of the whole warehouse."""
     for graph in graphs:
         yield _report(workspace, graph)
     yield _snapshot(workspace, graphs)
     yield _regression(workspace)
+    yield build_claims(workspace)
 
 
 def _report(workspace: Workspace, graph: Graph) -> dg.AssetsDefinition:

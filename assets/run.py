@@ -56,7 +56,7 @@ def prepare(workspace: Workspace, graph: Graph, *, select: Sequence[str] = (), r
     if retime:
         todo += [item for item in items if item.cached and item.kind in TIMED_SUITES]
     fresh = workspace.warehouse.is_file() and (workspace.reports / f"{graph.experiment.name}.html").is_file()
-    reports = [] if fresh and not todo else [labels.report_key(graph.experiment), labels.SNAPSHOT_KEY]
+    reports = [] if fresh and not todo else [labels.report_key(graph.experiment), labels.SNAPSHOT_KEY, labels.CLAIMS_KEY]
     record_cached(ledger, items)
     return Work(ledger, items, todo, reports)
 

@@ -50,4 +50,4 @@ def selection(workspace: Workspace, graphs: Sequence[Graph]) -> list[dg.AssetKey
                 keys.update({labels.facts_key(experiment, graph.ends[variant.slug], name): None for name in names})
         if keys:
             chosen.update({**keys, labels.report_key(experiment): None})
-    return [*chosen, labels.SNAPSHOT_KEY, labels.REGRESSION_KEY] if chosen else []
+    return [*chosen, labels.SNAPSHOT_KEY, labels.REGRESSION_KEY, labels.CLAIMS_KEY] if chosen else []

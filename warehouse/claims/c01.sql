@@ -1,7 +1,7 @@
 -- id: c01
 -- statement: A decode step takes the longer of two times, that of reading weights, keys and values and that of computing, and a token that over the tokens of a step.
 -- published: model
--- source: the series, all parts; Williams et al. 2009, doi:10.1145/1498765.1498785
+-- source: Efficient inference and compression (articles in Chinese), all parts; Williams et al. 2009, doi:10.1145/1498765.1498785
 -- kind: measured
 -- metric: measured over predicted seconds of a decode step, geometric mean over variants
 -- direction: at_least

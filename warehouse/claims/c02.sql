@@ -1,7 +1,7 @@
 -- id: c02
 -- statement: An H100 computes 295 operations in the time of reading a byte, an H200 206.
 -- published: 295 and 206 operations a byte
--- source: the series, part 2; data sheets: 989 · 10¹² operations a second in bf16, 3.35 and 4.8 · 10¹² bytes; other sources have up to 412
+-- source: Efficient inference and compression (articles in Chinese), part 2; data sheets: 989 · 10¹² operations a second in bf16, 3.35 and 4.8 · 10¹² bytes; other sources have up to 412
 -- kind: exact
 -- metric: published numbers that come out within their rounding, of 2
 -- direction: at_least

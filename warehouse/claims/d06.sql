@@ -1,7 +1,7 @@
 -- id: d06
 -- statement: How often two models agree on the likeliest token is not how often one accepts the other's proposals.
 -- published: qualitative
--- source: the series, part 2; Leviathan et al. 2022, arXiv:2211.17192, for the acceptance
+-- source: Efficient inference and compression (articles in Chinese), part 2; Leviathan et al. 2022, arXiv:2211.17192, for the acceptance
 -- kind: measured
 -- metric: |top-1 agreement − (1 − total variation)|, mean over variants taken as drafts of their base at temperature 1
 -- direction: above

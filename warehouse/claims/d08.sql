@@ -1,7 +1,7 @@
 -- id: d08
 -- statement: Proposing what followed the same words before pays two to three times where text is copied, and almost nothing on free text.
 -- published: 2 to 3 times on copying, about 1 on free text
--- source: Saxena 2023, prompt lookup decoding; the series, part 2
+-- source: Saxena 2023, prompt lookup decoding; Efficient inference and compression (articles in Chinese), part 2
 -- kind: measured
 -- metric: speed-up on copying over that on free text, of an n-gram draft on the unchanged base, the best number of proposals
 -- direction: at_least

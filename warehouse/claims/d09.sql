@@ -1,7 +1,7 @@
 -- id: d09
 -- statement: A draft step of EAGLE costs 0.02 to 0.05 of a step of a 70B target; one of an 8B model 0.11.
 -- published: 0.02 to 0.05 (70B)
--- source: the series, part 2; sources for an 8B target give 0.16 to 0.22
+-- source: Efficient inference and compression (articles in Chinese), part 2; sources for an 8B target give 0.16 to 0.22
 -- kind: measured
 -- metric: time of a draft step over that of a target step, the cheapest draft that is a model
 -- direction: between

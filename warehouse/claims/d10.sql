@@ -1,7 +1,7 @@
 -- id: d10
 -- statement: Verifying N nodes for each of B texts is nearly free while B · N stays below the ridge: 60 nodes at a ridge of 295 allow 4 texts, and 8 times 64 is past it.
 -- published: 4 texts; 512 nodes
--- source: the series, part 2; Williams et al. 2009, doi:10.1145/1498765.1498785
+-- source: Efficient inference and compression (articles in Chinese), part 2; Williams et al. 2009, doi:10.1145/1498765.1498785
 -- kind: exact
 -- metric: published numbers that come out within their rounding, of 3
 -- direction: at_least

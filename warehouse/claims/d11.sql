@@ -1,7 +1,7 @@
 -- id: d11
 -- statement: Speculation stops paying at large batches.
 -- published: qualitative
--- source: the series, part 2
+-- source: Efficient inference and compression (articles in Chinese), part 2
 -- kind: measured
 -- metric: speed-up at the largest batch over that at batch 1, mean over drafts
 -- direction: below

@@ -1,7 +1,7 @@
 -- id: d12
 -- statement: The speed-ups of quantization and of speculation do not multiply.
 -- published: qualitative
--- source: the series, parts 2 and 3
+-- source: Efficient inference and compression (articles in Chinese), parts 2 and 3
 -- kind: measured
 -- metric: logarithm of the speed-up of both less the sum of those of each, mean over pairs
 -- direction: below

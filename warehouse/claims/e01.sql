@@ -1,7 +1,7 @@
 -- id: e01
 -- statement: A 4-bit model is 0.01 to 0.05 nat from its base on average; above 0.1 its tasks suffer.
 -- published: 0.01 to 0.05 nat (8B); llama.cpp on Llama-3-8B 0.031 (q4_K_M) and 0.072 (q4_0)
--- source: the series, part 4
+-- source: Efficient inference and compression (articles in Chinese), part 4
 -- kind: measured
 -- metric: mean KL in nats of the best 4-bit variant whose activations are not rounded
 -- direction: between

@@ -1,7 +1,7 @@
 -- id: e02
 -- statement: Perplexity hides what tasks lose: at 4 bits it rises by a few percent, and generated answers and needles lose more.
 -- published: +0.36 perplexity, MMLU −1 to −2, GSM8K −3 to −6, needles −10 and more (Llama-3-8B, GPTQ, groups of 128)
--- source: the series, part 4
+-- source: Efficient inference and compression (articles in Chinese), part 4
 -- kind: measured
 -- metric: relative loss of generated answers and of needles, their mean, less the relative rise of perplexity, mean over 4-bit variants
 -- direction: above

@@ -1,7 +1,7 @@
 -- id: e03
 -- statement: What has many steps or a long context is lost first.
 -- published: qualitative (multi-step problems, long context, other languages and code, details of instructions)
--- source: the series, part 4
+-- source: Efficient inference and compression (articles in Chinese), part 4
 -- kind: measured
 -- metric: relative loss of generated answers and of needles, their mean, less that of multiple choice, mean over compressed variants
 -- direction: above

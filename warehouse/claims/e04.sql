@@ -1,7 +1,7 @@
 -- id: e04
 -- statement: The 99th percentile of KL says more of what tasks lose than its mean does.
 -- published: qualitative
--- source: the series, part 4
+-- source: Efficient inference and compression (articles in Chinese), part 4
 -- kind: measured
 -- metric: rank correlation over variants of the loss of generated answers with the 99th percentile, less that with the mean
 -- direction: above

@@ -1,7 +1,7 @@
 -- id: e05
 -- statement: A quantized model loses two to three times as much in other languages as in English.
 -- published: 2 to 3 times
--- source: the series, part 4; Marchisio et al. 2024, arXiv:2407.03211
+-- source: Efficient inference and compression (articles in Chinese), part 4; Marchisio et al. 2024, arXiv:2407.03211
 -- kind: measured
 -- metric: mean KL over the other languages over that of English, mean over 4-bit variants
 -- direction: between

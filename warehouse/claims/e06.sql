@@ -1,7 +1,7 @@
 -- id: e06
 -- statement: A difference of one or two points lies inside the noise of a single sampling run.
 -- published: 1 to 2 points
--- source: the series, part 4
+-- source: Efficient inference and compression (articles in Chinese), part 4
 -- kind: measured
 -- metric: 1.96 standard deviations of a task's score from one sampling run to the next, mean over tasks
 -- direction: at_least

@@ -1,7 +1,7 @@
 -- id: e08
 -- statement: Multiple choice is the least sensitive suite.
 -- published: qualitative
--- source: the series, parts 4 and 6
+-- source: Efficient inference and compression (articles in Chinese), parts 4 and 6
 -- kind: measured
 -- metric: the smaller of the relative losses of generated answers and of needles less that of multiple choice, each the mean over compressed variants
 -- direction: above

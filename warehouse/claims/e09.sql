@@ -1,7 +1,7 @@
 -- id: e09
 -- statement: Answers taken by constrained decoding and answers read from free text give scores that differ by points.
 -- published: several points
--- source: the series, part 1
+-- source: Efficient inference and compression (articles in Chinese), part 1
 -- kind: measured
 -- metric: difference between the shares of right greedy answers, free and constrained, whichever is more
 -- direction: at_least

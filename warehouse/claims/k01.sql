@@ -1,7 +1,7 @@
 -- id: k01
 -- statement: A token of context takes 320 KB in a 70B model with 8 KV heads and 128 KB in an 8B one; 128 thousand of them 40 and 16 GB, half in FP8, 12.5 and 5 in KIVI's INT4, 3.1 after an eviction to a quarter, and 8.8 with latent attention.
 -- published: 320, 128 KB; 40, 16, 20, 8, 12.5, 5, 3.1, 8.8 GB; 3.2 times
--- source: the series, part 5; Liu et al. 2024, arXiv:2402.02750; DeepSeek-AI 2024, arXiv:2405.04434
+-- source: Efficient inference and compression (articles in Chinese), part 5; Liu et al. 2024, arXiv:2402.02750; DeepSeek-AI 2024, arXiv:2405.04434
 -- kind: exact
 -- metric: published numbers that come out within their rounding, of 11
 -- direction: at_least

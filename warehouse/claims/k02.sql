@@ -1,7 +1,7 @@
 -- id: k02
 -- statement: From about 40 thousand tokens of context a 70B model reads more bytes of keys and values than of weights.
 -- published: about 40 thousand tokens
--- source: the series, part 5
+-- source: Efficient inference and compression (articles in Chinese), part 5
 -- kind: exact
 -- metric: tokens of one text at which its keys and values are as many bytes as the weights, both in bf16
 -- direction: between

@@ -1,7 +1,7 @@
 -- id: k03
 -- statement: Keys and values in FP8 add about 0.001 nat.
 -- published: of the order of 0.001 nat
--- source: the series, part 5
+-- source: Efficient inference and compression (articles in Chinese), part 5
 -- kind: measured
 -- metric: mean KL in nats of the base with keys and values in FP8
 -- direction: between

@@ -1,7 +1,7 @@
 -- id: p02
 -- statement: Without a quarter of its layers a model's perplexity rises by 0.3 to 1, and generated answers halve.
 -- published: +0.3 to +1 perplexity (70B)
--- source: the series, part 6; Gromov et al. 2024, arXiv:2403.17887
+-- source: Efficient inference and compression (articles in Chinese), part 6; Gromov et al. 2024, arXiv:2403.17887
 -- kind: measured
 -- metric: rise of perplexity without 20 to 30 % of the layers and without recovery, the best variant
 -- direction: between

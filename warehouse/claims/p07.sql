@@ -1,7 +1,7 @@
 -- id: p07
 -- statement: Half of the weights can go for free, each where it matters least; more cannot.
 -- published: free up to about 50 %; +0.5 of 3.3 perplexity (Llama-2-70B)
--- source: the series, part 6; Frantar and Alistarh 2023, arXiv:2301.00774
+-- source: Efficient inference and compression (articles in Chinese), part 6; Frantar and Alistarh 2023, arXiv:2301.00774
 -- kind: measured
 -- metric: relative rise of perplexity at 50 %, the best method
 -- direction: at_most

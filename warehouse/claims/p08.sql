@@ -1,7 +1,7 @@
 -- id: p08
 -- statement: Zeros in no pattern save no time.
 -- published: none
--- source: the series, part 6
+-- source: Efficient inference and compression (articles in Chinese), part 6
 -- kind: measured
 -- metric: decoding speed over the base's, mean over variants with zeros in no pattern
 -- direction: at_most

@@ -1,7 +1,7 @@
 -- id: p09
 -- statement: Weights in 2:4 take 5/8 of the bytes of dense ones.
 -- published: 5/8; 141 to 88 GB
--- source: the series, part 6; PyTorch's semi-structured format, 2 bits a kept weight
+-- source: Efficient inference and compression (articles in Chinese), part 6; PyTorch's semi-structured format, 2 bits a kept weight
 -- kind: exact
 -- metric: bytes of 2:4 weights in bf16 over those of dense ones
 -- direction: between

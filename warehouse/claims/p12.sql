@@ -1,7 +1,7 @@
 -- id: p12
 -- statement: Distillation brings most of what pruning took back, reasoning last.
 -- published: qualitative
--- source: the series, part 6; Muralidharan et al. 2024, arXiv:2407.14679
+-- source: Efficient inference and compression (articles in Chinese), part 6; Muralidharan et al. 2024, arXiv:2407.14679
 -- kind: measured
 -- metric: share of the gap in log perplexity that distillation closed, mean over pruned variants
 -- direction: at_least

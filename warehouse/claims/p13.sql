@@ -1,7 +1,7 @@
 -- id: p13
 -- statement: The teacher's forward pass costs 0.6 of the student's training from 15B to 8B, 1.6 in all, and 2.9 from 70B to 8B.
 -- published: 0.6, 1.6, 2.9
--- source: the series, parts 6 and 7
+-- source: Efficient inference and compression (articles in Chinese), parts 6 and 7
 -- kind: exact
 -- metric: published numbers that come out within their rounding, of 3
 -- direction: at_least

@@ -1,7 +1,7 @@
 -- id: p15
 -- statement: The same 4-bit rounding costs a pruned model one and a half to two times as much perplexity.
 -- published: 1.5 to 2 times
--- source: the series, part 6
+-- source: Efficient inference and compression (articles in Chinese), part 6
 -- kind: measured
 -- metric: rise of the log perplexity by rounding, pruned over unpruned, mean over pairs
 -- direction: between

@@ -1,7 +1,7 @@
 -- id: p16
 -- statement: Pruning, then distilling, then quantizing is better than any other order.
 -- published: qualitative
--- source: the series, part 6
+-- source: Efficient inference and compression (articles in Chinese), part 6
 -- kind: measured
 -- metric: mean KL in that order over that in the best other order of the same steps
 -- direction: below

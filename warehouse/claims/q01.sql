@@ -1,7 +1,7 @@
 -- id: q01
 -- statement: Rounding has the error variance Δ² / 12, so that one bit less makes it four times as large, and INT4 has 256 times that of INT8.
 -- published: 4 times a bit
--- source: the series, part 3; Bennett 1948, doi:10.1002/j.1538-7305.1948.tb01340.x
+-- source: Efficient inference and compression (articles in Chinese), part 3; Bennett 1948, doi:10.1002/j.1538-7305.1948.tb01340.x
 -- kind: exact
 -- metric: factor in error variance a bit less; measured: of the same weights in adjacent widths, mean over layers
 -- direction: between

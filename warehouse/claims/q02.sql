@@ -1,7 +1,7 @@
 -- id: q02
 -- statement: A weight of 15σ makes the step of INT4 2σ; one of 10σ makes it 1.33σ, with rounding noise of 0.38σ, and that of INT8 only 0.08σ.
 -- published: 2, 1.33, 0.38 and 0.08
--- source: the series, part 3
+-- source: Efficient inference and compression (articles in Chinese), part 3
 -- kind: exact
 -- metric: published numbers that come out within their rounding, of 5
 -- direction: at_least

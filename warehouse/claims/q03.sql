@@ -1,7 +1,7 @@
 -- id: q03
 -- statement: With scale and zero point a 4-bit weight takes 4.156 bits in groups of 128, 4.625 in groups of 32, 4.08 in groups of 256; MXFP4 takes 4.25, NVFP4 4.5, NF4 with nested scales 4.127.
 -- published: 4.156 (3.85 times), 4.625 (3.46 times), 4.08, 4.25, 4.5, 4.127
--- source: the series, parts 3 and 4; Dettmers et al. 2023, arXiv:2305.14314, for the nested scales
+-- source: Efficient inference and compression (articles in Chinese), parts 3 and 4; Dettmers et al. 2023, arXiv:2305.14314, for the nested scales
 -- kind: exact
 -- metric: published numbers that come out within their rounding, of 8
 -- direction: at_least

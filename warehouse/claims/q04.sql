@@ -1,7 +1,7 @@
 -- id: q04
 -- statement: The best range to clip Gaussian weights to at 4 bits is 2.5 to 3σ.
 -- published: 2.5 to 3
--- source: the series, part 3; Banner et al. 2018, arXiv:1810.05723
+-- source: Efficient inference and compression (articles in Chinese), part 3; Banner et al. 2018, arXiv:1810.05723
 -- kind: exact
 -- metric: the range, in standard deviations, with the least sum of rounding and clipping error on a normal distribution
 -- direction: between

@@ -1,7 +1,7 @@
 -- id: q07
 -- statement: On GPTQ at 4 bits each rung gains a little perplexity: order of activation 0.05 to 0.2, a searched range 0.1 to 0.2, scales of AWQ 0.02 to 0.05.
 -- published: 0.05 to 0.2, 0.1 to 0.2, 0.02 to 0.05
--- source: the series, part 3; Frantar et al. 2022, arXiv:2210.17323; Lin et al. 2023, arXiv:2306.00978
+-- source: Efficient inference and compression (articles in Chinese), part 3; Frantar et al. 2022, arXiv:2210.17323; Lin et al. 2023, arXiv:2306.00978
 -- kind: measured
 -- metric: the least gain of the three, in perplexity
 -- direction: at_least

@@ -1,7 +1,7 @@
 -- id: q10
 -- statement: Eight bits for weights and activations, integers or FP8, are close to lossless.
 -- published: qualitative
--- source: the series, part 3; Xiao et al. 2022, arXiv:2211.10438
+-- source: Efficient inference and compression (articles in Chinese), part 3; Xiao et al. 2022, arXiv:2211.10438
 -- kind: measured
 -- metric: mean KL in nats of the worse of the two, each in its best variant
 -- direction: at_most

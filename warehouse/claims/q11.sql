@@ -1,7 +1,7 @@
 -- id: q11
 -- statement: A Hadamard rotation spreads an outlier over all channels: 500 among ones in 1024 channels becomes about 17, 1000 in 4096 too.
 -- published: about 17, both
--- source: the series, part 3; Ashkboos et al. 2024, arXiv:2404.00456
+-- source: Efficient inference and compression (articles in Chinese), part 3; Ashkboos et al. 2024, arXiv:2404.00456
 -- kind: exact
 -- metric: published numbers that come out within their rounding, of 2
 -- direction: at_least

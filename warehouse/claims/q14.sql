@@ -1,7 +1,7 @@
 -- id: q14
 -- statement: Weights of 4 bits pay in decoding one text and cost in prefill.
 -- published: 2.5 to 3.5 times in decoding; on an H200 with 8B 1.33 times at batch 1, 0.75 at 8
--- source: the series, part 3; Model-Optimizer, examples/benchmark.md
+-- source: Efficient inference and compression (articles in Chinese), part 3; Model-Optimizer, examples/benchmark.md
 -- kind: measured
 -- metric: the smaller of two logarithms: of the speed-up in decoding, and of the slow-down in prefill, mean over 4-bit formats
 -- direction: above

@@ -1,7 +1,7 @@
 -- id: q15
 -- statement: First and last layers and the projections o and down are the ones that rounding harms most.
 -- published: qualitative
--- source: the series, part 3
+-- source: Efficient inference and compression (articles in Chinese), part 3
 -- kind: measured
 -- metric: relative output error of those layers over that of the others, mean over 4-bit variants
 -- direction: above

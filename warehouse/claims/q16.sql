@@ -1,7 +1,7 @@
 -- id: q16
 -- statement: Calibrated on English prose, a quantized model loses more in other languages.
 -- published: qualitative
--- source: the series, part 3
+-- source: Efficient inference and compression (articles in Chinese), part 3
 -- kind: measured
 -- metric: KL of the other languages over that of English, of calibrated rounding over the same of rounding that sees no text
 -- direction: above

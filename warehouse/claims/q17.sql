@@ -1,7 +1,7 @@
 -- id: q17
 -- statement: A 70B model takes 141 GB in bf16, 70.6 in FP8, and 39.8 in 4 bits with groups of 128 and embedding and head as they were.
 -- published: 141, 70.6 and 39.8 GB
--- source: the series, part 3
+-- source: Efficient inference and compression (articles in Chinese), part 3
 -- kind: exact
 -- metric: published numbers that come out within their rounding, of 3
 -- direction: at_least

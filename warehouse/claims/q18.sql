@@ -1,7 +1,7 @@
 -- id: q18
 -- statement: On Gaussian weights NF4 has about 30 % less squared error than uniform INT4.
 -- published: 30 % less
--- source: the series, part 4; Dettmers et al. 2023, arXiv:2305.14314, for NF4
+-- source: Efficient inference and compression (articles in Chinese), part 4; Dettmers et al. 2023, arXiv:2305.14314, for NF4
 -- kind: exact
 -- metric: 1 − squared error of NF4 over that of INT4, in groups of 64 that share their largest value; measured: of our weights, mean over layers
 -- direction: between

@@ -1,7 +1,7 @@
 -- id: q19
 -- statement: The more tokens a model was trained on, the more the same rounding costs it.
 -- published: 0.3 to 0.5 perplexity against 0.1 (Llama 3 against Llama 2, 4 bits)
--- source: the series, part 3; Kumar et al. 2024, arXiv:2411.04330
+-- source: Efficient inference and compression (articles in Chinese), part 3; Kumar et al. 2024, arXiv:2411.04330
 -- kind: measured
 -- metric: rise of the log perplexity by rounding, of the model with the most tokens over that with the fewest, shape and rounding the same
 -- direction: above

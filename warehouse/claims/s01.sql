@@ -1,7 +1,7 @@
 -- id: s01
 -- statement: The entropy of a distribution rises with its temperature at the rate Var(z) / T³, the variance of the logits under the distribution itself.
 -- published: identity
--- source: the series, part 1; worked out in ops/evaluate/distribution.py
+-- source: Efficient inference and compression (articles in Chinese), part 1; worked out in ops/evaluate/distribution.py
 -- kind: exact
 -- metric: largest relative deviation of the numeric slope from the law, at four temperatures
 -- direction: at_most

@@ -1,7 +1,7 @@
 -- id: s02
 -- statement: Temperature only raises the ratio of two probabilities to the power 1 / T; it makes none of them zero.
 -- published: identity
--- source: the series, part 1
+-- source: Efficient inference and compression (articles in Chinese), part 1
 -- kind: exact
 -- metric: largest relative deviation from the law over pairs of tokens and temperatures; 1 where a probability became zero
 -- direction: at_most

@@ -1,7 +1,7 @@
 -- id: s03
 -- statement: A hundred thousand tokens of probability 10⁻⁶ hold a tenth of the mass together, of 2 · 10⁻⁶ a fifth.
 -- published: 0.1 and 0.2
--- source: the series, part 1
+-- source: Efficient inference and compression (articles in Chinese), part 1
 -- kind: exact
 -- metric: published numbers that come out within their rounding, of 2
 -- direction: at_least

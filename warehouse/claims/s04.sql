@@ -1,7 +1,7 @@
 -- id: s04
 -- statement: At temperature 0.7 the tail of the vocabulary keeps a small share that is not zero: of a tail of 0.1, about 0.02.
 -- published: 0.1 to about 0.02, vocabulary of 128 thousand
--- source: the series, part 1
+-- source: Efficient inference and compression (articles in Chinese), part 1
 -- kind: measured
 -- metric: tail mass at temperature 0.7 over that at 1, of the tail beyond the k likeliest tokens whose mass at 1 is nearest to 0.1
 -- direction: between

@@ -1,7 +1,7 @@
 -- id: s09
 -- statement: A frequency penalty of 0.1 takes 5 off the logit of a token that has occurred 50 times.
 -- published: 5 logits
--- source: the series, part 1
+-- source: Efficient inference and compression (articles in Chinese), part 1
 -- kind: exact
 -- metric: what is taken off the logit
 -- direction: between

@@ -1,7 +1,7 @@
 -- id: s10
 -- statement: Penalties on repetition harm code, mathematics and copying, which have to repeat.
 -- published: qualitative
--- source: the series, part 1; Keskar et al. 2019, arXiv:1909.05858, for the penalty
+-- source: Efficient inference and compression (articles in Chinese), part 1; Keskar et al. 2019, arXiv:1909.05858, for the penalty
 -- kind: measured
 -- metric: share of right answers with a penalty less that without, the protocol otherwise the same, of the base
 -- direction: below

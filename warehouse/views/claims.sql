@@ -19,7 +19,7 @@ CREATE OR REPLACE MACRO claim_answers() AS TABLE (
 );
 CREATE OR REPLACE VIEW claims AS
 WITH declared AS (
-    SELECT * FROM (VALUES {declared}) AS headers (
+    SELECT * REPLACE (CAST(threshold AS DOUBLE) AS threshold, CAST(upto AS DOUBLE) AS upto) FROM (VALUES {declared}) AS headers (
         id, statement, published, source, kind, metric, direction, threshold, upto, experiment, note
     )
 ), found AS (
