@@ -94,6 +94,6 @@ def claims_view(frame: str, known: frozenset[str]) -> str:
 
 
 def _literal(value: str | float | None) -> str:
-    if value is None:
-        return "NULL"
-    return str(value) if isinstance(value, float) else "'" + value.replace("'", "''") + "'"
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return "NULL" if value is None else str(value)

@@ -294,6 +294,9 @@ CASES: dict[tuple[str, str], tuple[dict[str, list[str]], list[Fact], dict[str, d
     ("s06", "both_fall"): ({}, [Fact("base", "pass_at_1", value, 0.01, f"temperature/{at}") for at, value in (("0.3", 0.5), ("0.7", 0.4))]
         + [Fact("base", "pass_at_k", value, 0.01, f"temperature_k/{at}") for at, value in (("0.3/8", 0.8), ("0.7/8", 0.6))], {}, -0.2, "refuted"),
     ("s08", "votes"): ({}, [Fact("base", "pass_at_1", 0.3, 0.01, "temperature/0.7"), Fact("base", "majority_at_k", 0.5, 0.01, "temperature_k/0.7/8")], {}, 0.2, "supported"),
+    # of 8 runs: 1.96 · 0.04, with an error of that over √14
+    ("e06", "apart"): ({}, [Fact("base", "task_sample_spread", 0.04, None, "task/asdiv", n=8)], {}, 0.0784, "supported"),
+    ("e06", "near"): ({}, [Fact("base", "task_sample_spread", 0.02, None, "task/asdiv", n=8)], {}, 0.0392, "undecided"),
     # two protocols of one variant
     ("d05", "falls"): ({"d": ["draft"]}, [Fact("d", "acceptance_when_reached", 0.8, 0.01, protocol="cold"), Fact("d", "acceptance_when_reached", 0.5, 0.01, protocol="warm")],
         {"cold": GREEDY, "warm": WARM}, 0.3, "supported"),
