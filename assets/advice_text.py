@@ -144,8 +144,8 @@ def _row(each: Candidate) -> tuple[str, ...]:
     numbers = ("", "", "", "", "", "")
     if found is not None:
         numbers = (
-            f"{found.memory_bytes / GIB:.3f}", f"{1e3 * found.forward_seconds:.3f}", _number(found.seconds_per_token, 1e3, ".3f"),
-            _number(found.tokens_per_second, 1, ".1f"), str(found.batch), found.limit,
+            f"{found.memory_bytes / GIB:.4g}", f"{1e3 * found.forward_seconds:.4g}", _number(found.seconds_per_token, 1e3, ".4g"),
+            _number(found.tokens_per_second, 1, ".5g"), str(found.batch), found.limit,
         )  # fmt: skip
     return (
         each.name,
@@ -166,7 +166,12 @@ def _of_the_best(advice: Advice) -> list[str]:
         of_base, of_best = order(base.prediction, goal), order(found, goal)
         ratio = of_best / of_base if goal == "throughput" else of_base / of_best
         unit = {"latency": "faster a token", "throughput": "more tokens a second", "memory": "less memory"}[goal]
-        sentences.append(f"{best.name} is predicted to be {ratio:.2f} times better than the base ({unit}).")
+        by = (
+            f"to be {ratio:.2f} times better than the base ({unit})"
+            if ratio > 1.005
+            else f"not to be better than the base ({unit}: {ratio:.2f} times)"
+        )
+        sentences.append(f"{best.name} is predicted {by}.")
     sentences.append(f"Its forward is limited by {found.limit}.")
     crossing = crossover_context(best.footprint.step_weight_bytes, best.footprint.kv_bytes_per_token, batch=found.batch)
     sentences.append(

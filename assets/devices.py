@@ -96,8 +96,8 @@ def machine_here(rows: Sequence[DeviceConstant]) -> Machine:
         raise ValueError("this device has not been measured; `assay device` measures it in about ten seconds, or name one: --device h200")
     threads = max(row.threads for row in rows)
     rows = [row for row in rows if row.threads == threads]
-    quiet = {row.constant for row in rows if row.status == "ok"}
-    rows = [row for row in rows if row.status == "ok" or row.constant not in quiet]
+    quiet = {(row.constant, row.dtype) for row in rows if row.status == "ok"}
+    rows = [row for row in rows if row.status == "ok" or (row.constant, row.dtype) not in quiet]
     device = device_row()
     rates: dict[str, float] = {}
     for row in rows:

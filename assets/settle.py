@@ -54,7 +54,8 @@ def settle_file(workspace: Workspace, advice: Advice, file: Path) -> str:
         told["budgets"] = [{"metric": "kl_mean_nats", "at_most": asked.at_most_kl}]
     lacking = "\n".join(f"#   {each.name}: {', '.join(each.missing)}" for each in wanting)
     body = yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=150, default_flow_style=None)
-    text = f"# What was not known when this was asked for:\n{lacking}\n{body}"
+    single = "# Timed with one text, since a draft speculates for one.\n" if drafts and asked.batch > 1 else ""
+    text = f"# What was not known when this was asked for:\n{lacking}\n{single}{body}"
     parse_experiment(text, file, workspace.registries)
     return text
 

@@ -71,13 +71,14 @@ def _product(dtype: str, rows: int, columns: int, depth: int, device: str) -> Ca
     if kind.is_floating_point:
         left, right = torch.randn(rows, depth, device=device).to(kind), torch.randn(columns, depth, device=device).to(kind).T
         return lambda: left @ right
+    multiply: Any = getattr(torch, "_int_mm", None)
     left = torch.randint(-8, 8, (rows, depth), dtype=kind, device=device)
     right = torch.randint(-8, 8, (columns, depth), dtype=kind, device=device).T
     try:
-        torch._int_mm(left, right)
-    except (RuntimeError, AttributeError, NotImplementedError):
+        multiply(left, right)
+    except (RuntimeError, TypeError):  # no such product of these sizes here, or none at all
         return None
-    return lambda: torch._int_mm(left, right)
+    return lambda: multiply(left, right)
 
 
 def _row(constant: str, dtype: str, size: str, amount: float, unit: str, fn: Callable[[], Any], seconds: float) -> Constant:

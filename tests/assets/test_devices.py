@@ -51,6 +51,8 @@ def test_this_machine_is_told_as_measured_and_as_noisy_where_it_was(quick):
     assert machine_here([row.model_copy(update={"status": "noisy"}) for row in rows]).source == "measured while others used the CPU"
     odd = quiet[-1].model_copy(update={"status": "noisy", "value": 1e30})
     assert odd.constant == "matmul_rate" and machine_here([*quiet, odd]).rates[odd.dtype] < 1e30
+    mixed = [row if row.dtype == "bfloat16" else row.model_copy(update={"status": "noisy"}) for row in quiet]
+    assert set(machine_here(mixed).rates) == set(machine_here(quiet).rates)  # a quiet rate of one dtype says nothing of another
     with pytest.raises(ValueError, match="has not been measured; `assay device` measures it"):
         machine_here([])
 
