@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple, get_args
 
 from assay.ops.suites.subject import Result, Subject, metric
-from assay.ops.suites.tasks import evaluate, open_lm
+from assay.ops.suites.tasks import evaluate, open_lm, quiet
 from assay.schemas.tasks import Choice, ChoiceTask
 
 PLACES = sorted(get_args(ChoiceTask))  # of a task, by which its items are numbered
@@ -38,7 +38,8 @@ def choice(protocol: Choice, subject: Subject, *, reference: Path | None, experi
     """
     from assay.ops.tasks.packaged import packaged_tasks
 
-    tasks = packaged_tasks(protocol.tasks, questions=protocol.questions, seed=protocol.order, shots=protocol.shots)
+    with quiet():
+        tasks = packaged_tasks(protocol.tasks, questions=protocol.questions, seed=protocol.order, shots=protocol.shots)
     lm = open_lm(subject, dtype=protocol.dtype, batch=protocol.batch, seed=protocol.order)
     samples = evaluate(lm, tasks, chat=protocol.chat)["samples"]
     found = {name: [answer(sample) for sample in samples[name]] for name in protocol.tasks}

@@ -155,7 +155,9 @@ class EngineLM(TemplateLM):
             ValueError: an argument is not understood, or leaves no room for a prompt.
         """
         asked, ways = [], []
-        for number, (context, arguments) in enumerate(request.args for request in requests):
+        for number, request in enumerate(requests):
+            pair: Any = request.args
+            context, arguments = pair
             sampling, stops, count = generation(arguments)
             room = self.max_length - count
             if room < 1:
@@ -285,7 +287,7 @@ def generation(arguments: Mapping[str, Any]) -> tuple[Sampling, tuple[str, ...],
         )
     temperature = float(chosen.pop("temperature", 1.0 if draws else 0.0))
     if draws is False or temperature == 0:
-        penalties = {name: float(value) for name, value in chosen.items() if name.endswith("_penalty")}
+        penalties: dict[str, Any] = {name: float(value) for name, value in chosen.items() if name.endswith("_penalty")}
         return Sampling(temperature=0.0, **penalties), tuple(filter(None, stops)), count
-    whole = {name: int(value) if name == "top_k" else float(value) for name, value in chosen.items()}
+    whole: dict[str, Any] = {name: int(value) if name == "top_k" else float(value) for name, value in chosen.items()}
     return Sampling(temperature=temperature, **whole), tuple(filter(None, stops)), count

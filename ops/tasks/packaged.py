@@ -61,7 +61,8 @@ def tasks_digest(names: Sequence[str] = (), *, include: Path | None = None) -> s
         where = read(_file(name)).get("dataset_kwargs") or {}
         if "package" in where:
             files = where.get("files") or [where["file"]]
-            identity += map(stated, entries(*where["package"].split("=="), files, what=f"the task {name}"))
+            distribution, version = where["package"].split("==")
+            identity += map(stated, entries(distribution, version, files, what=f"the task {name}"))
     if include is not None:
         if not include.is_dir():
             raise ValueError(f"{include} is no directory; expected one with task files (.yaml) of lm-evaluation-harness")

@@ -74,7 +74,8 @@ def _words(text: str) -> str:
 
 def _lines(*, package: str, file: str, **_: Any) -> Iterator[tuple[int, Row]]:
     """The objects of a packaged file of JSON lines, with their line numbers; what else a task file says of itself is not for a reader."""
-    (entry,) = entries(*package.split("=="), [file], what=f"the task's {file}")
+    distribution, version = package.split("==")
+    (entry,) = entries(distribution, version, [file], what=f"the task's {file}")
     with Path(str(entry.locate())).open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
