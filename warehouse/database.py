@@ -29,6 +29,7 @@ VIEWS = (
 )  # fmt: skip
 # Views whose rows are kept, since others read them often: the same SQL, run once when the database is filled, which nobody writes after.
 STORED = frozenset({"current_variant", "base_variant", "latest", "item_run", "noise_floor", "fact", "headline"})
+PUBLISHED = STORED | {"claims"}  # takes a second whatever there is: kept in the file, which is made seldom, and not by each `assay sql`
 STORAGE_VERSION = "v1.4.0"  # what clients older than the one that writes can still open
 _NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 
@@ -78,7 +79,7 @@ def snapshot(facts_root: Path, target: Path) -> Path:
         try:
             connection.execute(f"ATTACH {literal(str(building))} AS building (STORAGE_VERSION '{STORAGE_VERSION}')")
             connection.execute("USE building")
-            fill(connection, facts_root)
+            fill(connection, facts_root, kept=PUBLISHED)
             connection.execute("CHECKPOINT building")
             connection.execute("USE memory")
             connection.execute("DETACH building")
@@ -95,9 +96,11 @@ def snapshot(facts_root: Path, target: Path) -> Path:
     return target
 
 
-def fill(connection: DuckDBPyConnection, facts_root: Path) -> None:
+def fill(connection: DuckDBPyConnection, facts_root: Path, *, kept: Set[str] = STORED) -> None:
     """Create every table and view in the current database of ``connection`` and insert the facts, in one transaction.
 
+    Args:
+        kept: the views whose rows are kept.
     Raises:
         WarehouseError: as :func:`connect`; nothing is left of what was begun.
     """
@@ -107,7 +110,7 @@ def fill(connection: DuckDBPyConnection, facts_root: Path) -> None:
         for table in TABLES:
             connection.execute((HERE / "tables" / f"{table}.sql").read_text(encoding="utf-8"))
             insert(connection, table, _facts(facts_root, table))
-        create_views(connection)
+        create_views(connection, kept=kept)
     except BaseException:
         connection.execute("ROLLBACK")
         raise
@@ -129,10 +132,10 @@ def insert(connection: DuckDBPyConnection, table: str, frame: pl.DataFrame) -> N
         connection.unregister("_incoming")
 
 
-def create_views(connection: DuckDBPyConnection) -> None:
+def create_views(connection: DuckDBPyConnection, *, kept: Set[str] = STORED) -> None:
     """Create the view ``metric``, those of ``views/*.sql`` and one for every experiment whose name is one (``schemas.spec.Name``).
 
-    Those of ``STORED`` become tables that hold the rows of the same SQL.
+    Those of ``kept`` become tables that hold the rows of the same SQL.
     """
     connection.execute((HERE / "macros.sql").read_text(encoding="utf-8"))
     kinds = [(metric, suite, better) for suite, metrics in METRICS.items() for metric, better in metrics.items()]
@@ -144,8 +147,10 @@ def create_views(connection: DuckDBPyConnection) -> None:
     for view in VIEWS:
         sql = (HERE / "views" / f"{view}.sql").read_text(encoding="utf-8")
         sql = claims_view(sql, frozenset(row[0] for row in kinds)) if view == "claims" else sql
-        stored = view in STORED
-        connection.execute(sql.replace(f"CREATE OR REPLACE VIEW {view} AS", f"CREATE TABLE {view} AS", 1) if stored else sql)
+        stored = view in kept
+        connection.execute(sql)
+        if stored:
+            connection.execute(f"CREATE TABLE _kept AS FROM {view}; DROP VIEW {view}; ALTER TABLE _kept RENAME TO {view}")
         _comment(connection, view, " ".join(line.removeprefix("-- ") for line in sql.split("\nCREATE ")[0].splitlines()), stored=stored)
     experiments = connection.sql("SELECT experiment FROM experiment UNION SELECT experiment FROM variant ORDER BY experiment").fetchall()
     for (experiment,) in experiments:

@@ -266,10 +266,10 @@ def test_the_second_of_two_snapshots_publishes_what_came_meanwhile(quickstart, t
     target, slow, began = tmp_path / "warehouse.duckdb", threading.Event(), threading.Event()
     whole = database.create_views
 
-    def wait(connection):
+    def wait(connection, **more):
         began.set()
         slow.wait(30)
-        whole(connection)
+        whole(connection, **more)
 
     monkeypatch.setattr(database, "create_views", wait)
     first = threading.Thread(target=snapshot, args=(quickstart.root, target))
