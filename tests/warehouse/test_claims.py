@@ -392,6 +392,7 @@ def test_no_number_breaks_the_view(tmp_path):
         assert {verdict for (verdict,) in connection.sql("SELECT verdict FROM claims").fetchall()} <= VERDICTS
 
 
-def test_the_published_file_has_the_claims_too(quickstart_facts, tmp_path):
+def test_the_published_file_has_the_same_claims(quickstart_facts, quickstart_warehouse, tmp_path):
     with duckdb.connect(str(snapshot(quickstart_facts, tmp_path / "w.duckdb")), read_only=True) as client:
-        assert client.sql("SELECT count(DISTINCT id) FROM claims").fetchall() == [(85,)]
+        assert client.sql("FROM claims").fetchall() == quickstart_warehouse.sql("FROM claims").fetchall()
+        assert {verdict for (verdict,) in client.sql("SELECT verdict FROM claims WHERE experiment = 'quickstart'").fetchall()} >= {"refuted", "undecided"}  # fmt: skip

@@ -1,5 +1,5 @@
 -- What is each variant made of? Its steps as columns, so that variants that differ in one thing can be found; NULL where it has no such step.
--- Grain: one row per experiment and variant. kinds: of its steps in order, a space between; nothing of the base. steps: they themselves, as JSON
+-- Grain: one row per experiment and variant. kinds: of its steps in order, a space between; '' of the base. steps: they themselves, as JSON
 -- with commas between; but_quantize, but_draft, but_distill: the same without that step; quantize, distill: that step alone. bits: of a weight's
 -- code. base_layers: blocks of the base, where its experiment says its shape.
 CREATE OR REPLACE VIEW made_of AS
@@ -51,7 +51,7 @@ WITH listed AS (
     GROUP BY experiment, variant
 )
 SELECT
-    l.experiment, l.variant, l.base, coalesce(w.kinds, '') AS kinds, coalesce(w.steps, '') AS steps, coalesce(w.but_quantize, '') AS but_quantize,
+    l.experiment, l.variant, l.base, CASE WHEN len(l.steps) = 0 THEN '' ELSE w.kinds END AS kinds, coalesce(w.steps, '') AS steps, coalesce(w.but_quantize, '') AS but_quantize,
     coalesce(w.but_draft, '') AS but_draft, coalesce(w.but_distill, '') AS but_distill,
     CASE WHEN json_valid(e.spec_json) THEN TRY_CAST(json_extract_string(e.spec_json, '$.base.shape.layers') AS BIGINT) END AS base_layers,
     CASE
