@@ -228,7 +228,7 @@ def _clustered(
             raise ValueError(f"{len(clusters)} clusters for {len(values)} values; expected one for each")
         number: dict[Hashable, int] = {}
         at = [number.setdefault(cluster, len(number)) for cluster in clusters]
-        totals, sizes = np.bincount(at, weights=values), np.bincount(at).astype(np.float64)
+        totals, sizes = np.bincount(at, weights=values).astype(np.float64), np.bincount(at).astype(np.float64)
     if len(totals) < at_least:
         raise ValueError(
             f"got {len(totals)} cluster of {len(values)} values; expected at least {at_least}: one says nothing of the spread between them"
