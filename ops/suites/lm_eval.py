@@ -12,6 +12,7 @@ from assay.ops.suites.tasks import evaluate, open_lm, quiet
 from assay.schemas.tasks import LmEval
 
 ALLOWED = "ASSAY_RUN_GENERATED_CODE"
+TRUSTED = "ASSAY_RUN_TASK_FILES"
 
 
 def lm_eval(protocol: LmEval, subject: Subject, *, reference: Path | None, experiment_dir: Path | None) -> Result:
@@ -43,6 +44,7 @@ def load(protocol: LmEval, experiment_dir: Path | None) -> dict[str, Any]:
     """The tasks as the harness's TaskManager loads them, with the protocol's shots and seed; its own tasks where ``include`` has none of a name.
 
     Raises:
+        PermissionError: ``include`` is given without ``ASSAY_RUN_TASK_FILES=1``: a task file can name functions and templates, which is to run code.
         ValueError: ``include`` is no directory, or a task is unknown.
         ConnectionError: a task's data cannot be reached.
     """
@@ -51,6 +53,10 @@ def load(protocol: LmEval, experiment_dir: Path | None) -> dict[str, Any]:
     include = None if protocol.include is None else Path(experiment_dir or ".") / Path(protocol.include).expanduser()
     if include is not None and not include.is_dir():
         raise ValueError(f"include={protocol.include} is no directory; looked at {include.absolute()}")
+    if include is not None and os.environ.get(TRUSTED) != "1":
+        raise PermissionError(
+            f"task files can run code by the functions and templates that they name; read those of {include.absolute()}, and set {TRUSTED}=1 to use them"
+        )
     with quiet():
         manager = TaskManager(include_path=include)
         unknown = [name for name in protocol.tasks if name not in manager.all_tasks]

@@ -88,7 +88,9 @@ def only_ours(folder):
 
     manager = lm_eval.tasks.TaskManager
     lm_eval.tasks.TaskManager = lambda include_path: manager(include_path=include_path, include_defaults=False)  # type: ignore[misc,assignment]
-    yield
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ASSAY_RUN_TASK_FILES", "1")
+        yield
     lm_eval.tasks.TaskManager = manager  # type: ignore[misc]
 
 
@@ -159,6 +161,12 @@ def test_code_that_a_model_writes_is_run_only_where_that_is_allowed(folder, base
         run(folder, base, "dangerous")
     monkeypatch.setenv("ASSAY_RUN_GENERATED_CODE", "1")
     assert run(folder, base, "dangerous").metrics[0]["slice"] == "dangerous/acc"
+
+
+def test_task_files_of_one_s_own_are_read_only_where_that_is_allowed(folder, monkeypatch):
+    monkeypatch.delenv("ASSAY_RUN_TASK_FILES")
+    with pytest.raises(PermissionError, match=r"task files can run code .* set ASSAY_RUN_TASK_FILES=1"):
+        load(LmEval(tasks=("colours",), include="tasks"), folder)
 
 
 def test_a_task_whose_data_are_out_of_reach_is_named_with_its_data_set(folder):
