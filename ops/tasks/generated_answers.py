@@ -1,19 +1,16 @@
-"""Prompts as ids, and answers to several of them side by side, each until a stop string or an end token. Not here: which prompts, or what an answer is worth."""
+"""Prompts as ids, and several answers to each. Not here: writing them (``until.py``), which prompts, or what an answer is worth."""
 
 import json
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from assay.ops.decode.generate import shared_size, stack
-from assay.ops.decode.request import Request, next_tokens
-from assay.ops.decode.runner import Runner, undisturbed
-from assay.ops.decode.samples import in_common
+from assay.ops.decode.runner import Runner
 from assay.ops.decode.sampling import Sampling
-from assay.ops.decode.session import Session, check_prompts
+from assay.ops.decode.session import check_prompts
+from assay.ops.tasks.until import Asked, write_until
 
 
 class Answer(NamedTuple):
@@ -58,7 +55,6 @@ def require_positions(checkpoint: Path, tokens: int, what: str) -> None:
         )
 
 
-@undisturbed
 def draw_answers(
     runner: Runner,
     tokenizer: Any,
@@ -73,10 +69,9 @@ def draw_answers(
     kv_format: str | None = None,
     rows: int = 16,
 ) -> list[list[Answer]]:
-    """The answers [prompt][sample].
+    """The answers [prompt][sample]; see :func:`write_until`.
 
-    The beginning that all prompts have in common is read once. A row whose answer has ended takes the next one, so that none waits for the longest. An
-    answer is what its prompt and its generator make it: it does not depend on ``rows`` or on the others, but for rounding.
+    An answer is what its prompt and its generator make it: it does not depend on ``rows`` or on the others, but for rounding.
 
     Args:
         generator_of: a new generator for the sample of this number of the prompt of this number; greedy decoding needs none.
@@ -92,47 +87,11 @@ def draw_answers(
         raise ValueError("an empty stop string ends every answer before it begins; expected strings of at least one character")
     if min(max_new_tokens, samples, rows) < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens}, samples={samples}, rows={rows}; expected 1 or more of each")
-    texts = check_prompts(prompts, runner.shape.vocabulary)
-    size = shared_size(runner.shape.vocabulary, len(tokenizer))
-    jobs = [(number, sample) for number in range(len(texts)) for sample in range(samples)]
-    shared = in_common([text[:-1] for text in texts])  # at least one token is read of each prompt, for its logits
-    width = min(rows, len(jobs))
-    session = Session(runner, rows=width, capacity=max(map(len, texts)) + max_new_tokens, kv_format=kv_format)
-    if shared:
-        session.read([texts[0][:shared], *[[]] * (width - 1)])
-        session.reorder([0] * width)
-    tail = 4 * max(map(len, stops), default=0) + 4  # tokens that a stop string reaches back at most: a character has up to four bytes
-    waiting = deque(range(len(jobs)))
-    held: dict[int, tuple[int, Request]] = {}  # by row
-    found: dict[int, Answer] = {}
-    while waiting or held:
-        back = [0] * width
-        for row in range(width):
-            if row not in held and waiting:
-                number, sample = jobs[waiting[0]]
-                generator = generator_of(number, sample) if generator_of else None
-                held[row] = waiting.popleft(), Request(list(texts[number]), max_new_tokens, eos_ids, generator)
-                back[row] = session.lengths[row] - shared
-        session.rollback(back)
-        lengths, going = session.lengths, sorted(held)
-        read = session.read([held[row][1].text[lengths[row] :] if row in held else [] for row in range(width)])
-        requests = [held[row][1] for row in going]
-        for row, token in zip(going, next_tokens(stack([read[row] for row in going])[:, :size], requests, sampling), strict=True):
-            job, request = held[row]
-            request.add(token)
-            if request.done or (stops and _first(tokenizer.decode(request.emitted[-tail:], skip_special_tokens=True), stops) is not None):
-                found[job] = _answer(tokenizer, request, stops, eos_ids)
-                del held[row]
-    return [[found[at + sample] for sample in range(samples)] for at in range(0, len(jobs), samples)]
-
-
-def _answer(tokenizer: Any, request: Request, stops: Sequence[str], eos_ids: Collection[int]) -> Answer:
-    emitted = request.emitted
-    text = tokenizer.decode(emitted, skip_special_tokens=True)
-    end = _first(text, stops)
-    return Answer(text[:end], len(emitted), end is None and emitted[-1] not in eos_ids)
-
-
-def _first(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of ``stops`` begins in ``text``; None if none occurs."""
-    return min((at for at in (text.find(stop) for stop in stops) if at >= 0), default=None)
+    asked = [
+        Asked(text, max_new_tokens, tuple(stops), generator_of(number, sample) if generator_of else None)
+        for number, text in enumerate(check_prompts(prompts, runner.shape.vocabulary))
+        for sample in range(samples)
+    ]
+    written = write_until(runner, tokenizer, asked, sampling=sampling, eos_ids=eos_ids, batch=rows, kv_format=kv_format)
+    answers = [Answer(each.text, len(each.tokens), each.cut) for each in written]
+    return [answers[at : at + samples] for at in range(0, len(answers), samples)]

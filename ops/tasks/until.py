@@ -9,6 +9,7 @@ from assay.ops.decode.constraints import Constraint
 from assay.ops.decode.generate import emit
 from assay.ops.decode.request import Request
 from assay.ops.decode.runner import Runner, undisturbed
+from assay.ops.decode.samples import in_common
 from assay.ops.decode.sampling import Sampling
 from assay.ops.decode.session import Session
 from assay.ops.decode.speculate import speculative_generate
@@ -20,7 +21,7 @@ class Asked(NamedTuple):
     ids: list[int]
     limit: int
     stops: tuple[str, ...]
-    generator: torch.Generator
+    generator: torch.Generator | None  # greedy decoding needs none
 
 
 class Written(NamedTuple):
@@ -44,6 +45,8 @@ def write_until(
     drafting: Any = None,
 ) -> list[Written]:
     """Go on with each prompt; ``batch`` texts side by side, the next one beginning where one ends. A text does not depend on its neighbours.
+
+    The beginning that all prompts have in common is read once, where nothing drafts.
 
     Args:
         drafting: a draft and how many tokens a round it proposes, as :func:`speculative_generate` takes them; None writes without one.
@@ -72,13 +75,17 @@ def _write(
     capacity = max((len(each.ids) + each.limit for each in asked), default=1)
     rows = min(batch, len(asked)) or 1
     session = Session(runner, rows=rows, capacity=capacity, kv_format=kv_format)
+    shared = in_common([each.ids[:-1] for each in asked]) if asked else 0  # at least one token is read of each prompt, for its logits
+    if shared:
+        session.read([asked[0].ids[:shared], *[[]] * (rows - 1)])
+        session.reorder([0] * rows)
     over = Request([0], 0)  # a row with nothing to write
     requests, mine = [over] * rows, [0] * rows
     while waiting or not all(request.done for request in requests):
         for row, request in enumerate(requests):
             if request.done and waiting:
                 mine[row] = waiting.pop(0)
-                session.rollback([length * (other == row) for other, length in enumerate(session.lengths)])
+                session.rollback([(length - shared) * (other == row) for other, length in enumerate(session.lengths)])
                 each = asked[mine[row]]
                 requests[row] = Request(list(each.ids), each.limit, eos_ids, each.generator)
         going = [row for row, request in enumerate(requests) if not request.done]
@@ -106,9 +113,10 @@ def _speculate(
         for start in range(0, len(numbers), batch):
             some = numbers[start : start + batch]
             gamma = min(drafting.gamma, limit) if isinstance(drafting.gamma, int) else drafting.gamma
+            generators = [each for each in (asked[number].generator for number in some) if each is not None]
             written = speculative_generate(
                 runner, drafting.draft, [asked[number].ids for number in some], max_new_tokens=limit, gamma=gamma, sampling=sampling, eos_ids=eos_ids,
-                generators=[asked[number].generator for number in some], kv_format=kv_format, vocabulary=endings[some[0]].size,
+                generators=generators or None, kv_format=kv_format, vocabulary=endings[some[0]].size,
                 constraints=[endings[number].copy() for number in some],
             )  # fmt: skip
             for number, each in zip(some, written, strict=True):

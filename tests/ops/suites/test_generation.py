@@ -15,7 +15,6 @@ from assay.ops.suites import generation as suite
 from assay.ops.suites import subject as opening
 from assay.ops.suites.generation import APART, over_tasks, task_facts
 from assay.ops.suites.subject import Subject
-from assay.ops.tasks import generated_answers
 from assay.ops.tasks.generated import TASKS, Judged
 from assay.ops.tasks.generated_answers import Answer
 from assay.schemas.facts import Measurement
@@ -151,7 +150,7 @@ def test_a_model_that_calculates_now_and_then_is_right_as_often_as_it_does(base,
             found.append(tokenizer(said[len(request.emitted)])["input_ids"][0])
         return found
 
-    monkeypatch.setattr(generated_answers, "next_tokens", next_tokens)
+    monkeypatch.setattr("assay.ops.decode.generate.next_tokens", next_tokens)
     result = run(SAMPLED.model_copy(update={"max_new_tokens": 8}), base)
     found, right = values(result), [round(6 * item["value"]) for item in result.items]
     score = found["task_score", "task", "graded_arithmetic"]

@@ -14,7 +14,6 @@ from assay.ops.measure import measure
 from assay.ops.suites import needle as suite
 from assay.ops.suites import subject as opening
 from assay.ops.suites.subject import Subject
-from assay.ops.tasks import generated_answers
 from assay.schemas.facts import Measurement
 from assay.schemas.metrics import METRICS
 from assay.schemas.tasks import Needle
@@ -62,7 +61,7 @@ def reading(monkeypatch, base):
                 found.append(tokenizer(said[at])["input_ids"][0] if at < len(said) else tokenizer.eos_token_id)
             return found
 
-        monkeypatch.setattr(generated_answers, "next_tokens", next_tokens)
+        monkeypatch.setattr("assay.ops.decode.generate.next_tokens", next_tokens)
 
     return install
 

@@ -9,7 +9,6 @@ from assay.ops.decode.generate import generate
 from assay.ops.decode.sampling import Sampling
 from assay.ops.decode.weights import weights_of
 from assay.ops.models.checkpoint import load_tokenizer
-from assay.ops.tasks import generated_answers
 from assay.ops.tasks.generated_answers import Answer, draw_answers, prompt_ids, require_positions
 
 WARM = Sampling(0.9)
@@ -47,7 +46,7 @@ def scripted(monkeypatch):
                 found.append(tokenizer(text[at])["input_ids"][0] if at < len(text) else tokenizer.eos_token_id)
             return found
 
-        monkeypatch.setattr(generated_answers, "next_tokens", next_tokens)
+        monkeypatch.setattr("assay.ops.decode.generate.next_tokens", next_tokens)
 
     return script
 
