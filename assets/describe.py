@@ -63,6 +63,8 @@ def _describe_model(step: DraftModel, node: Node) -> str:
 
 
 def _describe_pruning(step: PruneDepth | PruneWidth | PruneExperts | PruneWeights) -> str:
+    if isinstance(step, PruneDepth) and step.listed is not None:
+        return f"Without the blocks {', '.join(map(str, step.listed))} (from 0)."
     if isinstance(step, PruneDepth):
         return f"Without {step.layers} layers, chosen by {step.score.replace('_', ' ')}."
     if isinstance(step, PruneExperts):

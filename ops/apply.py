@@ -116,7 +116,7 @@ def _way(step: RewriteStep) -> str:
         case PruneWeights():
             return step.method
         case PruneDepth():
-            return step.score if step.score in ("perplexity", "random") else step.kind
+            return step.score if step.score in ("perplexity", "random", "listed") else step.kind
         case Smooth() | Rotate():
             return step.method if step.method in ("awq", "spinquant") else step.kind
         case PruneWidth() | PruneExperts() | Pack():

@@ -95,6 +95,7 @@ METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
         "largest_activation_sigmas": "lower",
         "outlier_layers_share": "lower",
         "worst_channel_ratio": "lower",
+        "block_cosine": None,
     },
     "heads": {"retrieval_heads": None, "induction_heads": None, "sink_heads": None, "retrieval": None, "induction": None, "sink": None},
     "zeros": {"zero_share": None, "broken_pattern_layers": "lower"},

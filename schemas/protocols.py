@@ -224,7 +224,7 @@ class Layers(Spec):
 
 
 class Outliers(Spec):
-    """How far activations stand out on a text: massive ones of the residual stream, and channels of what the linear layers read."""
+    """How far activations stand out on a text: massive ones of the residual stream, channels of what linear layers read; and how little a block turns it."""
 
     suite: Literal["outliers"] = "outliers"
     text: Text = Text(name="wikipedia")

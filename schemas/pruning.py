@@ -1,6 +1,6 @@
 """Steps that remove weights: single ones, whole blocks, widths, experts; and that stores what is left. Not here: how any is done (``ops/prune``)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -11,19 +11,30 @@ WIDTHS = ("kv_groups", "heads_per_group", "ffn", "hidden")  # what a width step 
 
 
 class PruneDepth(Spec):
-    """Remove whole blocks: those of least influence or whose absence harms least, one contiguous run, or any (the control)."""
+    """Remove whole blocks: those of least influence or whose absence harms least, one contiguous run, any (the control), or those that are named."""
 
     kind: Literal["prune_depth"] = "prune_depth"
     layers: int = Field(ge=1, le=1000, description="how many blocks to remove")
-    score: Literal["block_influence", "angular", "perplexity", "random"] = Field(
+    score: Literal["block_influence", "angular", "perplexity", "random", "listed"] = Field(
         default="block_influence",
         description="angular removes the run whose ends are the closest in angle; perplexity one block after another, whose absence costs least",
     )
     tokens: Literal["last", "all"] | None = Field(default=None, description="angular: at which tokens of a window; last when left out")
+    listed: tuple[Annotated[int, Field(ge=0, le=999)], ...] | None = Field(
+        default=None, description="listed: which blocks, from 0; as many as layers says"
+    )
     calibration: Calibration = Calibration()
 
     @model_validator(mode="after")
     def fitting(self) -> "PruneDepth":
+        if (self.listed is None) == (self.score == "listed"):
+            raise ValueError(
+                f"listed and score: listed go together; got score: {self.score} and listed: {list(self.listed or ()) or 'nothing'}"
+            )
+        if self.listed is not None and (list(self.listed) != sorted(set(self.listed)) or len(self.listed) != self.layers):
+            raise ValueError(
+                f"listed is {list(self.listed)} and layers {self.layers}; expected each block once, the first before, and as many as layers"
+            )
         if self.tokens is not None and self.score != "angular":
             raise ValueError(f"tokens with score: {self.score}, which reads every token; only angular takes it")
         return self

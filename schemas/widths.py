@@ -19,6 +19,8 @@ def unfit(path: Path_, step: WeightStep, shape: Shape) -> Iterator[Problem]:
             yield from _grouped(path, step, shape)
         case PruneDepth() if step.layers >= shape.layers:
             yield Problem((*path, "layers"), f"removes {step.layers} of the {shape.layers} layers", f"at most {shape.layers - 1}")
+        case PruneDepth() if step.listed is not None and step.listed[-1] >= shape.layers:
+            yield Problem((*path, "listed"), f"names block {step.listed[-1]} of {shape.layers}", f"blocks are 0 to {shape.layers - 1}")
         case PruneWidth():
             yield from _cut(path, step, shape)
         case PruneWeights() if step.pattern is not None:

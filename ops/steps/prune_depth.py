@@ -54,6 +54,15 @@ def random(step: PruneDepth, parent: Path, out: Path, *, windows: "Tensor | None
     return {"score": step.score, **_cut(model, stored, random_layers(len(structure.blocks(model)), step.layers, seed), parent, out)}
 
 
+def listed(step: PruneDepth, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
+    """The blocks that the step names."""
+    from assay.ops.steps.whole import opened
+
+    assert step.listed is not None
+    model, stored = opened(parent, step.kind)
+    return {"score": step.score, **_cut(model, stored, list(step.listed), parent, out)}
+
+
 def _cut(model: "PreTrainedModel", stored: "torch.dtype", removed: list[int], parent: Path, out: Path) -> dict[str, Any]:
     """Take ``removed`` out and write what is left in the dtype of the parent: to float32 and back changes no bit."""
     from assay.ops.models.dense import move

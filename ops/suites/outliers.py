@@ -9,7 +9,8 @@ from assay.schemas.protocols import Outliers
 
 
 def outliers(protocol: Outliers, subject: Subject, *, reference: Path | None, experiment_dir: Path | None) -> Result:
-    """Massive and largest activations of the residual stream before each block, and outlier channels of what the linear layers read.
+    """Massive and largest activations of the residual stream before each block, the cosine of what enters a block and what leaves it, and outlier channels
+    of what the linear layers read.
 
     ``massive_activations`` counts each in each block that it enters and in each window. The largest of all is told with its block, window, position
     (from 0; a BOS that the tokenizer adds is 0) and channel; without a slice its sigmas are its own, not the largest ones. Without a cache, so a KV format
@@ -25,6 +26,7 @@ def outliers(protocol: Outliers, subject: Subject, *, reference: Path | None, ex
     from assay.ops.evaluate.plots import layer_curve_png
     from assay.ops.evaluate.windows import bos_of
     from assay.ops.models.checkpoint import weights_path
+    from assay.ops.prune.depth import block_influence
     from assay.ops.quantize.statistics import largest_inputs, outlier_channels, residual_stream
 
     model, tokenizer = model_of(subject.checkpoint, protocol.dtype), tokenizer_of(subject.checkpoint)
@@ -33,6 +35,7 @@ def outliers(protocol: Outliers, subject: Subject, *, reference: Path | None, ex
     if bos is not None:
         windows = torch.cat([torch.full((len(windows), 1), bos), windows], dim=1)
     stream = residual_stream(model, windows)
+    cosines = (1 - block_influence(model, windows)).tolist()
     inputs = {name: outlier_channels(largest) for name, largest in largest_inputs(model, windows).items()}
 
     tokens, path = windows.numel(), weights_path(subject.checkpoint)
@@ -45,14 +48,16 @@ def outliers(protocol: Outliers, subject: Subject, *, reference: Path | None, ex
         metric("largest_activation", abs(largest.value), "1", tokens, path=path, message=place),
         metric("largest_activation_sigmas", largest.sigmas, "1", tokens, path=path, message=place),
         metric("outlier_layers_share", sum(bool(each.channels) for each in inputs.values()) / len(inputs), "1", len(inputs), path=path),
+        metric("block_cosine", sum(cosines) / len(cosines), "1", tokens, path=path),
         metric("worst_channel_ratio", ratio if math.isfinite(ratio) else None, "1", len(inputs), path=path, message=worst),
     ]
-    for name, each in stream.items():
+    for (name, each), cosine in zip(stream.items(), cosines, strict=True):
         more: dict[str, Any] = {"path": path, "slice_kind": "layer", "slice": name}
         metrics += [
             metric("massive_activations", each.massive, "activation", tokens, **more),
             metric("largest_activation", abs(each.largest.value), "1", tokens, **more),
             metric("largest_activation_sigmas", each.largest.sigmas, "1", tokens, **more),
+            metric("block_cosine", cosine, "1", tokens, **more),
         ]
     curve = layer_curve_png([abs(each.largest.value) for each in stream.values()], label="largest |x| entering the block", logarithmic=True)
     notes = {

@@ -180,7 +180,7 @@ def closure(tree: ast.AST) -> set[str]:
 
 
 EVERY_WAY = [
-    *(PruneDepth(layers=1, score=score) for score in ("block_influence", "angular", "perplexity", "random")),
+    *(PruneDepth(layers=1, score=score) for score in ("block_influence", "angular", "perplexity", "random")), PruneDepth(layers=1, score="listed", listed=(0,)),
     *(PruneWeights(method=method, sparsity_pct=50) for method in ("magnitude", "wanda", "sparsegpt")), PruneWidth(ffn=8), PruneExperts(experts=2), Pack(),
     Smooth(method="smoothquant"), Smooth(method="awq"), Rotate(), Rotate(method="random"), Rotate(method="spinquant"),
     *(Quantize(method=method, format="int4") for method in ("rtn", "gptq", "hqq")),

@@ -21,6 +21,10 @@ SCRATCH = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "tokens": 10}
     ("kind", "given", "said"),
     [
         (PruneDepth, {"layers": 1, "tokens": "all"}, "tokens with score: block_influence, which reads every token; only angular"),
+        (PruneDepth, {"layers": 1, "score": "listed"}, "listed and score: listed go together"),
+        (PruneDepth, {"layers": 1, "listed": (0,)}, "listed and score: listed go together; got score: block_influence"),
+        (PruneDepth, {"layers": 1, "score": "listed", "listed": (0, 1)}, "expected each block once, the first before, and as many as layers"),
+        (PruneDepth, {"layers": 2, "score": "listed", "listed": (1, 0)}, "expected each block once"),
         (PruneWeights, {"method": "wanda"}, "one of sparsity_pct and pattern is needed; got none"),
         (PruneWeights, {"method": "wanda", "sparsity_pct": 50, "pattern": "2:4"}, "is needed; got both"),
         (PruneWeights, {"method": "wanda", "sparsity_pct": 50, "scope": "row"}, "scope is for method: magnitude"),

@@ -210,6 +210,7 @@ class Fact(NamedTuple):
 STEP = {
     "int8": {"kind": "quantize", "method": "rtn", "format": "int8", "group_size": 64, "symmetric": True, "range": "minmax", "inputs": None, "gptq": None},
     "prune": {"kind": "prune_depth", "layers": 7, "score": "block_influence"},
+    **{f"without{at}": {"kind": "prune_depth", "layers": 1, "score": "listed", "listed": [at]} for at in (0, 14, 27)},
     "ngram": {"kind": "draft", "method": "ngram", "tokens": 4},
     "draft": {"kind": "draft", "method": "variant", "tokens": 4},
     "kv8": {"kind": "kv", "format": "fp8_e4m3"},
@@ -320,6 +321,13 @@ CASES: dict[tuple[str, str], tuple[dict[str, list[str]], list[Fact], dict[str, d
     # pruning: 7 of 28 layers
     ("p02", "large"): ({"p": ["prune"]}, [Fact("p", "perplexity_delta", 0.5, 0.05)], {}, 0.5, "supported"),
     ("p02", "small"): ({"p": ["prune"]}, [Fact("p", "perplexity_delta", 50.0, 0.5)], {}, 50.0, "refuted"),
+    # the 28 blocks' second half but the last: 13 of them
+    ("p01", "little"): ({}, [Fact("base", "block_cosine", 0.4 if at == 0 else 0.9, None, f"layer/model.layers.{at}") for at in range(28)], {}, 0.9, "supported"),
+    ("p01", "less"): ({}, [Fact("base", "block_cosine", 0.99 if 13 < at < 27 else 0.9, None, f"layer/model.layers.{at}") for at in range(28)], {}, 0.99, "refuted"),
+    ("p05", "ends"): ({"a": ["without0"], "m": ["without14"], "z": ["without27"]},
+        [Fact(variant, "kl_mean_nats", value, 0.01) for variant, value in (("a", 6.0), ("m", 0.2), ("z", 2.0))], {}, 10.0, "supported"),
+    ("p05", "harmless"): ({"a": ["without0"], "m": ["without14"], "z": ["without27"]},
+        [Fact(variant, "kl_mean_nats", value, 0.001) for variant, value in (("a", 6.0), ("m", 0.2), ("z", 0.2))], {}, 1.0, "refuted"),
     ("p04", "run"): ({"p": ["prune"], "r": ["run"]}, [Fact(variant, name, value, 0.01) for variant, name, value in (("p", "kl_mean_nats", 1.0), ("p", "kl_p99_nats", 5.0), ("r", "kl_mean_nats", 2.0), ("r", "kl_p99_nats", 5.0))], {}, 0.5, "supported"),
     ("p06", "equal"): ({"w": ["half"], "s": ["half_gpt"]}, [Fact("w", "kl_mean_nats", 0.505, 0.001), Fact("s", "kl_mean_nats", 0.5, 0.001)], {}, 1.01, "supported"),
     ("p11", "taught"): ({"k": ["prune", "kl"], "t": ["prune", "text"]}, [Fact("k", "perplexity", 20.0, 0.1), Fact("t", "perplexity", 25.0, 0.1)], {}, 0.8, "supported"),

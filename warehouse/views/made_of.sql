@@ -33,6 +33,7 @@ WITH listed AS (
         max(each ->> 'salience') FILTER (kind = 'smooth') AS salience,
         max(TRY_CAST(each ->> 'layers' AS BIGINT)) FILTER (kind = 'prune_depth') AS layers_cut,
         max(each ->> 'score') FILTER (kind = 'prune_depth') AS depth_score,
+        max(CAST(each -> 'listed' AS VARCHAR)) FILTER (kind = 'prune_depth' AND json_type(each -> 'listed') = 'ARRAY') AS layers_listed,
         max(each ->> 'method') FILTER (kind = 'prune_weights') AS sparsity_method,
         max(TRY_CAST(each ->> 'sparsity_pct' AS BIGINT)) FILTER (kind = 'prune_weights') AS sparsity_pct,
         max(each ->> 'pattern') FILTER (kind = 'prune_weights') AS pattern,

@@ -73,6 +73,16 @@ def test_every_score_takes_out_so_many_blocks(score, done, small):
     assert made.summary["score"] == score
 
 
+def test_the_blocks_that_are_named_go(done, make_llama, save_checkpoint_dir, tmp_path):
+    parent = save_checkpoint_dir(make_llama(layers=4), tmp_path / "named")
+    made = done(PruneDepth(layers=2, score="listed", listed=(0, 3)), parent)
+    assert made.summary["removed"] == [0, 3]
+    first, second = (load_model(where).base_model.layers for where in (parent, made.out))
+    assert second[0].mlp.up_proj.weight.equal(first[1].mlp.up_proj.weight) and second[1].mlp.up_proj.weight.equal(
+        first[2].mlp.up_proj.weight
+    )
+
+
 def test_the_control_follows_the_seed(done, make_llama, save_checkpoint_dir, tmp_path):
     parent = save_checkpoint_dir(make_llama(layers=4), tmp_path / "four")
     removed = [done(PruneDepth(layers=2, score="random"), parent, f"seed{seed}", seed=seed).summary["removed"] for seed in range(6)]
