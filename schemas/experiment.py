@@ -39,9 +39,9 @@ else:
     InlineProtocol = Annotated[Union[tuple(map(_with_a_name, get_args(get_args(Protocol)[0])))], Field(discriminator="suite")]  # noqa: UP007
 
 
-def strip_name(protocol: InlineProtocol) -> Protocol:
-    """The protocol itself: what it is called here is no part of how it measures."""
-    return TypeAdapter(Protocol).validate_python(protocol.model_dump(exclude={"name"}))
+def named(protocol: InlineProtocol) -> tuple[str, Protocol]:
+    """What a protocol is called here, its suite by default, and the protocol itself: its name is no part of how it measures."""
+    return getattr(protocol, "name", None) or protocol.suite, TypeAdapter(Protocol).validate_python(protocol.model_dump(exclude={"name"}))
 
 
 class Grid(Spec):

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from assay.schemas.base import Base, Shape, Source
-from assay.schemas.experiment import Experiment, ExperimentFile, strip_name
+from assay.schemas.experiment import Experiment, ExperimentFile, named
 from assay.schemas.explain import explain, shown, unknown
 from assay.schemas.fit import judge
 from assay.schemas.metrics import METRICS
@@ -187,7 +187,7 @@ def _protocols(parsed: ExperimentFile, registries: Registries, problems: list[Pr
                 problems.append(Problem(path, *unknown("protocol", entry, registries.protocols)))
                 continue
         else:
-            name, protocol = entry.name or entry.suite, strip_name(entry)
+            name, protocol = named(entry)
         if name in METRICS and name != protocol.suite:
             problems.append(
                 Problem((*path, "name"), f"{name!r} is the name of another suite", f"choose another, for example my_{protocol.suite}")

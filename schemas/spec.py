@@ -16,7 +16,7 @@ BaseName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)
 HubId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", max_length=200)]
 Commit = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]  # a branch or a tag would move
 Dtype = Literal["float32", "bfloat16"]  # of the arithmetic of a measurement
-Value = TypeVar("Value", float, float | str)
+Values = TypeVar("Values", bound=tuple[float | str, ...])
 
 
 class Spec(BaseModel):
@@ -37,7 +37,7 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
-def once(values: tuple[Value, ...]) -> tuple[Value, ...]:
+def once(values: Values) -> Values:
     """``values``, refused where there is none or one is there twice, as a slice is called."""
     if not values:
         raise ValueError("got an empty list; expected at least one value")
