@@ -23,7 +23,7 @@ def tokenizer(make_llama, save_checkpoint_dir, tmp_path_factory):
 
 def built(tokenizer, kind="single", *, length=700, depth=50, keys=4, seed=0, around=PLAIN):
     asked = ask(kind, keys=keys, random=Random(seed))
-    sentences = haystack(tokenizer, [TEXT] * 40, 4 * length)
+    sentences = haystack(tokenizer, [TEXT] * 60, 4 * length)
     encoded = lambda text: encode(tokenizer, text)  # noqa: E731
     return asked, build(asked, sentences, around, length=length, depth_pct=depth, random=Random(seed), encoded=encoded)
 
