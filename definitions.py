@@ -7,6 +7,11 @@ ASSAY_FACTS        a directory of facts that machines share
 ASSAY_EXECUTOR     in_process | multiprocess | k8s | ray | celery
 ASSAY_NIGHTLY      1 switches the nightly schedule on
 
+Read where they matter, and never from an experiment:
+
+ASSAY_RUN_GENERATED_CODE  1 lets programs that a model has written run (ops/tasks/sandbox.py)
+ASSAY_RUN_TASK_FILES      1 lets task files of one's own be read, which are code (ops/suites/lm_eval.py)
+
 Importing this module imports neither torch nor transformers.
 """
 
