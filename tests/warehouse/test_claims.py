@@ -228,11 +228,8 @@ def study(store: FactStore, name: str, variants: dict[str, list[str]], facts: li
     """Write an experiment ``name``: a base of 28 layers and ``variants`` of the steps named, with ``facts``; ``protocols`` are suites' own by default."""
     made = {"base": [], **variants}
     spec = json.dumps({"base": {"shape": {"layers": 28}}})
-    store.append(
-        "experiment",
-        [ExperimentRow(experiment=name, question="?", axes=[], variants=list(made), spec_json=spec, declared_at=NOON)],
-        name=name,
-    )
+    row = ExperimentRow(experiment=name, question="?", axes=[], variants=list(made), spec_json=spec, declared_at=NOON)
+    store.append("experiment", [row], name=name)
     store.append("variant", [
         VariantRow(experiment=name, variant=variant, base="tiny", artifact_digest=f"{name}/{variant}", target_digest=f"{name}/{variant}",
                    checkpoint_digest=f"{name}/{variant}", spec_json=json.dumps([STEP[step] for step in steps]), recorded_at=NOON)
@@ -345,13 +342,8 @@ def worked(tmp_path_factory):
     store.append("device", [DeviceRow(device_digest="cpu0", kind="cpu", name="Some CPU", cores=2, memory_bytes=2**33, torch_version="0")])
     for (id, name), (variants, facts, protocols, _, _) in CASES.items():
         study(store, f"{id}_{name}", variants, facts, protocols)
-    drafts = {"taught": ["draft"], "read": ["draft"]}
-    study(
-        store,
-        "d07_taught",
-        drafts,
-        [Fact("taught", "acceptance_when_reached", 0.6, 0.01), Fact("read", "acceptance_when_reached", 0.4, 0.01)],
-    )
+    taught = [Fact("taught", "acceptance_when_reached", 0.6, 0.01), Fact("read", "acceptance_when_reached", 0.4, 0.01)]
+    study(store, "d07_taught", {"taught": ["draft"], "read": ["draft"]}, taught)
     for variant, loss in (("taught", "forward_kl"), ("read", "cross_entropy")):
         spec = json.dumps({"loss": loss, "tokens": 1000})
         store.append("lineage", [LineageRow(artifact_digest=f"d07_taught/{variant}", parent_digest=loss, role="draft")])

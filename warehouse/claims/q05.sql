@@ -12,4 +12,4 @@ x AS (SELECT t, j, cos(2 * t + 5 * j) AS value FROM range(5) AS tokens (t), rang
 output AS (SELECT sum(e.value * x.value) AS value FROM e JOIN x ON x.j = e.j GROUP BY e.i, x.t),
 h AS (SELECT a.j, b.j AS k, sum(a.value * b.value) AS value FROM x AS a JOIN x AS b ON b.t = a.t GROUP BY a.j, b.j),
 trace AS (SELECT sum(a.value * h.value * b.value) AS value FROM e AS a JOIN h ON h.j = a.j JOIN e AS b ON b.i = a.i AND b.j = h.k)
-SELECT abs((SELECT sum(value ** 2) FROM output) / (SELECT value FROM trace) - 1) AS value, 0 AS error, 15 AS n;
+SELECT round(abs((SELECT sum(value ** 2) FROM output) / (SELECT value FROM trace) - 1), 12) AS value, 0 AS error, 15 AS n;

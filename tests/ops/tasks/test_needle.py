@@ -46,7 +46,7 @@ def test_the_needle_stands_once_where_it_is_said_to(tokenizer, kind, depth):
     assert 900 - 16 < len(prompt.ids) <= 900
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     length=st.integers(400, 1500), depth=st.integers(0, 100), kind=st.sampled_from(["single", "multiple", "hops"]), seed=st.integers(0, 99)
 )
