@@ -49,6 +49,8 @@ def peer(method: str, base: str, windows, _scale: str):
     from llmcompressor.modifiers.awq import AWQModifier
     from transformers import AutoModelForCausalLM
 
+    if not torch.accelerator.is_available():
+        torch.Tensor.pin_memory = lambda tensor, *_: tensor  # its AWQ pins what it keeps for an accelerator, and fails where there is none
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, attn_implementation="sdpa").eval()
     weights = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=64)
     kind = {"rtn": quantization.QuantizationModifier, "gptq": gptq.GPTQModifier, "awq": AWQModifier}[method]
