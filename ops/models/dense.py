@@ -42,6 +42,13 @@ def quiet() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
+def positions(directory: Path) -> int | None:
+    """How many tokens a model has positions for, by its config; None where that does not say."""
+    config = read_config(directory)
+    config = config.get("text_config") or config
+    return next((int(config[name]) for name in ("n_positions", "max_position_embeddings", "n_ctx") if config.get(name)), None)
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """``config.json`` of a checkpoint.
 

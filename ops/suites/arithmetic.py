@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assay.ops.suites.subject import Result, Subject, eos_ids, metric, runner_of, sampling_of, tokenizer_of
+from assay.ops.suites.subject import Result, Subject, eos_ids, mean_metric, metric, runner_of, sampling_of, tokenizer_of
 from assay.schemas.protocols import Arithmetic
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def facts_at(answers: Sequence[Answers], temperature: float, ks: Sequence[int], 
     from assay.ops.evaluate.pass_at_k import mean_pass_at_k
 
     def row(name: str, values: Sequence[float], unit: str = "1", kind: str = "temperature", part: str = "") -> dict[str, Any]:
-        mean, error = _mean(values)
-        return metric(name, mean, unit, len(values), error, slice_kind=kind, slice=f"{temperature:g}{part}", path=path)
+        return mean_metric(name, values, unit, slice_kind=kind, slice=f"{temperature:g}{part}", path=path)
 
     rows = [
         row("pass_at_1", [each.right / each.samples for each in answers]),
@@ -109,10 +108,3 @@ def facts_at(answers: Sequence[Answers], temperature: float, ks: Sequence[int], 
         votes = [majority_at_k(each.right, each.wrong, k, silent=each.silent) for each in answers]
         rows.append(row("majority_at_k", votes, kind="temperature_k", part=f"/{k}"))
     return rows
-
-
-def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """Of at least two values, with the standard error of their mean."""
-    from statistics import fmean, stdev
-
-    return fmean(values), stdev(values) / len(values) ** 0.5

@@ -3,18 +3,15 @@
 Not here: the questions (``assets/tasks``), likelihoods (``ops/tasks/harness.py``), the scores themselves, which are the harness's.
 """
 
-from collections.abc import Sequence
-from math import exp, sqrt
+from math import exp
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, NamedTuple, get_args
 
-from assay.ops.suites.subject import Result, Subject, metric
+from assay.ops.suites.subject import PER_TASK, Result, Subject, mean_metric, mean_over_tasks
 from assay.ops.suites.tasks import evaluate, open_lm, quiet
 from assay.schemas.tasks import Choice, ChoiceTask
 
 PLACES = sorted(get_args(ChoiceTask))  # of a task, by which its items are numbered
-PER_TASK = 10_000_000
 METRICS = ("accuracy", "accuracy_normalised", "option_mass")
 
 
@@ -40,7 +37,7 @@ def choice(protocol: Choice, subject: Subject, *, reference: Path | None, experi
 
     with quiet():
         tasks = packaged_tasks(protocol.tasks, questions=protocol.questions, seed=protocol.order, shots=protocol.shots)
-    lm = open_lm(subject, dtype=protocol.dtype, batch=protocol.batch, seed=protocol.order)
+    lm = open_lm(subject, dtype=protocol.dtype, batch=protocol.batch)
     samples = evaluate(lm, tasks, chat=protocol.chat)["samples"]
     found = {name: [answer(sample) for sample in samples[name]] for name in protocol.tasks}
     items = [
@@ -66,17 +63,11 @@ def answer(sample: dict[str, Any]) -> Answer:
 
 def facts(name: str, found: dict[str, list[Answer]], path: str) -> list[dict[str, Any]]:
     """The rows of one metric: all tasks, then each."""
-    each = {task: mean([getattr(one, name) for one in answers]) for task, answers in found.items()}
-    whole = (fmean(value for value, _ in each.values()), sqrt(sum(error**2 for _, error in each.values())) / len(each))
-    rows = [metric(name, whole[0], "1", sum(map(len, found.values())), whole[1], path=path)]
-    for task, (value, error) in each.items():
-        rows.append(metric(name, value, "1", len(found[task]), error, slice_kind="task", slice=task, path=path))
-    return rows
-
-
-def mean(values: Sequence[float]) -> tuple[float, float]:
-    """Of at least two values, with its standard error."""
-    return fmean(values), stdev(values) / sqrt(len(values))
+    rows = [
+        mean_metric(name, [getattr(one, name) for one in answers], slice_kind="task", slice=task, path=path)
+        for task, answers in found.items()
+    ]
+    return [mean_over_tasks(rows), *rows]
 
 
 def example(task: str, sample: dict[str, Any]) -> dict[str, Any]:

@@ -7,9 +7,21 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from assay.ops.suites.subject import Result, Subject, eos_ids, metric, runner_of, sampling_of, tokenizer_of
+from assay.ops.suites.subject import (
+    PER_TASK,
+    Result,
+    Subject,
+    eos_ids,
+    mean_metric,
+    mean_over_tasks,
+    metric,
+    runner_of,
+    sampling_of,
+    tokenizer_of,
+)
 from assay.schemas.tasks import Generation
 
 if TYPE_CHECKING:
@@ -18,7 +30,6 @@ if TYPE_CHECKING:
     from assay.ops.tasks.generated import Judged
     from assay.ops.tasks.generated_answers import Answer
 
-APART = 10_000_000  # between the numbers of the items of one task and those of the next
 SHOWN = 24
 
 
@@ -77,15 +88,15 @@ def generation(protocol: Generation, subject: Subject, *, reference: Path | None
         judged = [[task.judge(row, answer.text, cut=answer.cut) for answer in of_row] for row, of_row in zip(rows, answers, strict=True)]
         grades = [row["grade"] for row in rows] if task.graded else []
         metrics += task_facts(name, answers, judged, grades, protocol.ks if protocol.samples > 1 else (), task.voted, runner.path)
-        scores = [_mean([one.score for one in of_row])[0] for of_row in judged]
-        place = sorted(TASKS).index(name) * APART
+        scores = [fmean(one.score for one in of_row) for of_row in judged]
+        place = sorted(TASKS).index(name) * PER_TASK
         items += [{"item": place + row["line"], "metric": f"score/{name}", "value": score} for row, score in zip(rows, scores, strict=True)]
         examples += [
             {"task": name, "line": row["line"], "prompt": prompt[-400:], "said": of_row[0].text, "score": score}
             for row, prompt, of_row, score in zip(rows, each.prompts, answers, scores, strict=True)
         ][: SHOWN // len(asked)]
         notes.setdefault("first_ids", {})[name] = each.ids[0][:8]
-    return Result([*over_tasks(metrics, runner.path), *metrics], items, {}, {**notes, "examples": examples})
+    return Result([*over_tasks(metrics), *metrics], items, {}, {**notes, "examples": examples})
 
 
 def task_facts(
@@ -98,29 +109,26 @@ def task_facts(
     path: str,
 ) -> list[dict[str, Any]]:
     """The facts of one task, from what was said and judged of each sample [question][sample]; by grade, where questions have grades."""
-    from statistics import stdev
-
     from assay.ops.decode.votes import majority_at_k
     from assay.ops.evaluate.pass_at_k import mean_pass_at_k
 
     def row(metric_name: str, values: Sequence[float], unit: str = "1", kind: str = "task", part: str = "") -> dict[str, Any]:
-        mean, error = _mean(values)
-        return metric(metric_name, mean, unit, len(values), error, slice_kind=kind, slice=name + part, path=path)
+        return mean_metric(metric_name, values, unit, slice_kind=kind, slice=name + part, path=path)
 
-    scores = [_mean([one.score for one in each])[0] for each in judged]
+    scores = [fmean(one.score for one in each) for each in judged]
     rows = [row("task_score", scores)]
     for grade in sorted(set(grades)):
         rows.append(row("task_score", [score for score, one in zip(scores, grades, strict=True) if one == grade], part=f"/{grade}"))
     if judged[0][0].strict is not None:
-        rows.append(row("task_score_strict", [_mean([float(one.strict or 0) for one in each])[0] for each in judged]))
+        rows.append(row("task_score_strict", [fmean(float(one.strict or 0) for one in each) for each in judged]))
     rows += [
-        row("task_unparsed_share", [_mean([float(one.silent) for one in each])[0] for each in judged]),
-        row("task_truncated_share", [_mean([float(one.cut) for one in each])[0] for each in answers]),
-        row("answer_tokens", [_mean([float(one.tokens) for one in each])[0] for each in answers], "token"),
+        row("task_unparsed_share", [fmean(float(one.silent) for one in each) for each in judged]),
+        row("task_truncated_share", [fmean(float(one.cut) for one in each) for each in answers]),
+        row("answer_tokens", [fmean(float(one.tokens) for one in each) for each in answers], "token"),
     ]
     samples = len(judged[0])
     if samples > 1:
-        runs = [_mean([each[number].score for each in judged])[0] for number in range(samples)]
+        runs = [fmean(each[number].score for each in judged) for number in range(samples)]
         rows.append(metric("task_sample_spread", stdev(runs), "1", samples, slice_kind="task", slice=name, path=path))
     right = [int(sum(one.score for one in each)) for each in judged]
     for k in ks:
@@ -136,15 +144,11 @@ def task_facts(
     return rows
 
 
-def over_tasks(rows: Sequence[dict[str, Any]], path: str) -> list[dict[str, Any]]:
+def over_tasks(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of what every task has, the unweighted mean over tasks; tasks are independent, so their errors add up as squares."""
-    found = []
-    for name in ("task_score", "task_unparsed_share", "task_truncated_share", "answer_tokens"):
-        parts = [row for row in rows if row["metric"] == name and row["slice_kind"] == "task" and "/" not in row["slice"]]
-        error = sum((row["standard_error"] or 0) ** 2 for row in parts) ** 0.5 / len(parts)
-        mean = sum(row["value"] for row in parts) / len(parts)
-        found.append(metric(name, mean, parts[0]["unit"], sum(row["n"] for row in parts), error, path=path))
-    return found
+    names = ("task_score", "task_unparsed_share", "task_truncated_share", "answer_tokens")
+    wholes = [row for row in rows if row["slice_kind"] == "task" and "/" not in row["slice"]]
+    return [mean_over_tasks([row for row in wholes if row["metric"] == name]) for name in names]
 
 
 def _asked(name: str, protocol: Generation, tokenizer: Any) -> Asked:
@@ -173,10 +177,3 @@ def _sandboxed() -> str:
     if ran.outcome != "passed":
         raise RuntimeError(f"a program that is right does not pass in the sandbox of this machine: {ran.told}")
     return ran.network
-
-
-def _mean(values: Sequence[float]) -> tuple[float, float | None]:
-    """With the standard error of the mean, None of a single value."""
-    from statistics import fmean, stdev
-
-    return fmean(values), stdev(values) / len(values) ** 0.5 if len(values) > 1 else None

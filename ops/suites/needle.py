@@ -1,13 +1,12 @@
 """The suite ``needle``: whether codes that stand in a long text are found again. Not here: how a prompt is put together (``ops/tasks/needle.py``)."""
 
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from assay.ops.suites.subject import Result, Subject, eos_ids, metric, runner_of, sampling_of, tokenizer_of
+from assay.ops.suites.subject import Result, Subject, eos_ids, mean_metric, runner_of, sampling_of, tokenizer_of
 from assay.schemas.sampling import SamplingSpec
 from assay.schemas.tasks import Needle
 
@@ -77,9 +76,9 @@ def needle(protocol: Needle, subject: Subject, *, reference: Path | None, experi
     every = [right[cell][number] for cell in cells for number in range(protocol.prompts)]
     cuts = [each for cell in cells for each in cut[cell]]
     metrics = [
-        _row("needle_accuracy", every, runner.path),
-        _row("needle_truncated_share", cuts, runner.path),
-        *(_row("needle_accuracy", right[cell], runner.path, slice_kind="needle", slice=cell.name) for cell in cells),
+        mean_metric("needle_accuracy", every, path=runner.path),
+        mean_metric("needle_truncated_share", cuts, path=runner.path),
+        *(mean_metric("needle_accuracy", right[cell], slice_kind="needle", slice=cell.name, path=runner.path) for cell in cells),
     ]
     items = [{"item": number, "metric": "needle_accuracy", "value": value} for number, value in enumerate(every)]
     first = prompts[cells[0]][0]
@@ -92,8 +91,3 @@ def needle(protocol: Needle, subject: Subject, *, reference: Path | None, experi
     }
     picture = needle_png({(cell.kind, cell.length, cell.depth): fmean(right[cell]) for cell in cells}, title=f"codes found again, {protocol.prompts} prompts a field")  # fmt: skip
     return Result(metrics, items, {"needle": picture}, notes)
-
-
-def _row(name: str, values: Sequence[float], path: str, **more: Any) -> dict[str, Any]:
-    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
-    return metric(name, fmean(values), "1", len(values), error, path=path, **more)

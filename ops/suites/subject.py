@@ -2,12 +2,16 @@
 
 import builtins
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from assay.ops.models.device import device
 from assay.schemas.sampling import SamplingSpec
+
+PER_TASK = 10_000_000  # between the numbers of the items of one task and those of the next, of suites that ask several
 
 
 class DraftOf(NamedTuple):
@@ -45,6 +49,19 @@ def metric(name: str, value: float | None, unit: str, n: int, standard_error: fl
         "metric": name, "slice_kind": "all", "slice": "all", "value": value, "unit": unit, "n": n, "standard_error": standard_error,
         "status": "ok" if value is not None else "not_finite", "message": None, "threads": None, "path": None, "other_cpu_share": None, **more,
     }  # fmt: skip
+
+
+def mean_metric(name: str, values: Sequence[float], unit: str = "1", **more: Any) -> dict[str, Any]:
+    """The mean of independent values, with its standard error s / √n; None of a single one."""
+    error = stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    return metric(name, fmean(values), unit, len(values), error, **more)
+
+
+def mean_over_tasks(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One metric of several tasks as their unweighted mean; tasks are independent, so their errors add up as squares."""
+    error = sum((row["standard_error"] or 0) ** 2 for row in rows) ** 0.5 / len(rows)
+    name, unit, path = (rows[0][key] for key in ("metric", "unit", "path"))
+    return metric(name, fmean(row["value"] for row in rows), unit, sum(row["n"] for row in rows), error, path=path)
 
 
 def ratio_metric(name: str, found: tuple[float | None, float | None], n: int, path: str, *, message: str, **more: Any) -> dict[str, Any]:

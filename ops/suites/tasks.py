@@ -1,6 +1,5 @@
 """How the suites that ask the harness's tasks open a variant as its model, and run its evaluation. Not here: which tasks, or what becomes of the scores."""
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 USUAL_LENGTH = 2048  # of a model whose config states none, as the harness has it
 
 
-def open_lm(subject: Subject, *, dtype: str, batch: int, seed: int) -> "EngineLM":
+def open_lm(subject: Subject, *, dtype: str, batch: int, seed: int = 0) -> "EngineLM":
     """A variant as a language model of the harness: its weights as they are stored, its KV format, and its draft where it has one."""
     from assay.ops.tasks.harness import Drafting, EngineLM
 
@@ -27,10 +26,10 @@ def open_lm(subject: Subject, *, dtype: str, batch: int, seed: int) -> "EngineLM
 
 
 def longest(checkpoint: Path) -> int:
-    """How many tokens a model can have before it, by its config."""
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    config = config.get("text_config") or config
-    return int(next((config[name] for name in ("n_positions", "max_position_embeddings", "n_ctx") if config.get(name)), USUAL_LENGTH))
+    """How many tokens a model can have before it."""
+    from assay.ops.models.dense import positions
+
+    return positions(checkpoint) or USUAL_LENGTH
 
 
 def evaluate(lm: "EngineLM", tasks: Mapping[str, Any], *, chat: bool, limit: int | None = None, unsafe: bool = False) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Prompts as ids, and several answers to each. Not here: writing them (``until.py``), which prompts, or what an answer is worth."""
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ import torch
 from assay.ops.decode.runner import Runner
 from assay.ops.decode.sampling import Sampling
 from assay.ops.decode.session import check_prompts
+from assay.ops.models.dense import positions
 from assay.ops.tasks.until import Asked, write_until
 
 
@@ -47,8 +47,7 @@ def require_positions(checkpoint: Path, tokens: int, what: str) -> None:
     Raises:
         ValueError: the model's config says so.
     """
-    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    most = config.get("text_config", config).get("max_position_embeddings")
+    most = positions(checkpoint)
     if most is not None and tokens > most:
         raise ValueError(
             f"{what} is {tokens:,} tokens long with its answer, and the model has positions for {most:,} (max_position_embeddings)"

@@ -7,8 +7,8 @@ import pytest
 
 from assay.ops.measure import measure
 from assay.ops.suites import subject as opening
-from assay.ops.suites.choice import PER_TASK, PLACES, Answer, answer, facts
-from assay.ops.suites.subject import Subject
+from assay.ops.suites.choice import PLACES, Answer, answer, facts
+from assay.ops.suites.subject import PER_TASK, Subject
 from assay.ops.suites.tasks import evaluate, longest
 from assay.ops.tasks.packaged import packaged_tasks
 from assay.schemas.metrics import METRICS

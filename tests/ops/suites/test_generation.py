@@ -13,8 +13,8 @@ from assay.ops.evaluate.pass_at_k import pass_at_k
 from assay.ops.measure import measure
 from assay.ops.suites import generation as suite
 from assay.ops.suites import subject as opening
-from assay.ops.suites.generation import APART, over_tasks, task_facts
-from assay.ops.suites.subject import Subject
+from assay.ops.suites.generation import over_tasks, task_facts
+from assay.ops.suites.subject import PER_TASK, Subject
 from assay.ops.tasks.generated import TASKS, Judged
 from assay.ops.tasks.generated_answers import Answer
 from assay.schemas.facts import Measurement
@@ -109,11 +109,11 @@ def test_a_strict_reading_stands_beside_the_loose_one_and_no_vote_is_taken_where
 
 def test_over_tasks_the_mean_is_unweighted_and_errors_add_as_squares():
     rows = [
-        {"metric": name, "slice_kind": "task", "slice": part, "value": value, "unit": "1", "n": n, "standard_error": error}
+        {"metric": name, "slice_kind": "task", "slice": part, "value": value, "unit": "1", "n": n, "standard_error": error, "path": "path"}
         for name in ("task_score", "task_unparsed_share", "task_truncated_share", "answer_tokens")
         for part, value, n, error in (("a", 0.2, 10, 0.03), ("a/hard", 0.9, 5, 0.5), ("b", 0.6, 90, 0.04))
     ]
-    for row in over_tasks(rows, "path"):
+    for row in over_tasks(rows):
         assert row["value"] == pytest.approx(0.4) and row["standard_error"] == pytest.approx(0.025) and row["n"] == 100
         assert row["slice_kind"] == "all"
 
@@ -165,7 +165,7 @@ def test_a_model_that_calculates_now_and_then_is_right_as_often_as_it_does(base,
 
 def test_items_are_the_questions_of_each_task_by_their_line(greedy):
     places = sorted(TASKS)
-    assert {(item["metric"], item["item"] // APART) for item in greedy.items} == {
+    assert {(item["metric"], item["item"] // PER_TASK) for item in greedy.items} == {
         (f"score/{name}", places.index(name)) for name in GREEDY.tasks
     }
     assert len({item["item"] for item in greedy.items}) == len(greedy.items) == 10
