@@ -27,8 +27,8 @@ def build_claims(workspace: Workspace) -> dg.AssetsDefinition:
         from assay.warehouse.reads import claims
 
         with step(workspace.home, Resources()):
-            file = write_page(workspace)
             rows = claims(connect(workspace.facts.root))
+            file = write_page(workspace, rows)
             shown = rows.select(
                 "id", "verdict", "value", "low", "high", "threshold", "upto", "direction", "experiment", "base", "statement"
             )

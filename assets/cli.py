@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from assay.assets.cli_claims import register as register_claims
 from assay.assets.cli_planning import register as register_planning
 from assay.assets.workspace import Workspace
 
@@ -58,6 +59,7 @@ def _plain(error: BaseException) -> str:
 
 
 register_planning(app, bench, console)
+register_claims(app, bench, console)
 
 
 @app.command("list")
@@ -170,7 +172,7 @@ def report(experiment: ExperimentArgument) -> None:
     from assay.assets.report import write_report
 
     workspace = bench()
-    console.print(_near(write_report(workspace, workspace.experiment(experiment))))
+    console.print(_near(write_report(workspace, workspace.experiment(experiment)).file))
 
 
 @app.command()
@@ -347,8 +349,3 @@ def free_slots_command() -> None:
 
     closed = free_slots(dg.DagsterInstance.get())
     console.print(f"{len(closed)} dead runs closed" + "".join(f"\n  {each}" for each in closed))
-
-
-from assay.assets.cli_claims import register as _register_claims  # noqa: E402
-
-_register_claims(app, bench, console)

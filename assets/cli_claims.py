@@ -30,7 +30,8 @@ def register(app: typer.Typer, bench: Callable[[], Workspace], console: Console)
         from assay.warehouse.reads import claims as read
 
         workspace = bench()
-        rows = read(connect(workspace.facts.root), experiment=experiment, verdict=verdict)
+        warehouse = connect(workspace.facts.root)
+        rows = read(warehouse, experiment=experiment, verdict=verdict)
         table = Table("claim", "verdict", "ours", "holds if", "where", "statement", box=None, pad_edge=False)
         for each in told(rows):
             style = STYLES.get(each.verdict, "dim")
@@ -38,4 +39,4 @@ def register(app: typer.Typer, bench: Callable[[], Workspace], console: Console)
         console.print(table)
         console.print(", ".join(f"{count} {name}" for name, count in counted(rows).items() if count) or "no claim is that")
         if page:
-            console.print(str(write_page(workspace)))
+            console.print(str(write_page(workspace, read(warehouse))))

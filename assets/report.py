@@ -2,21 +2,19 @@
 
 import base64
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
+from typing import Any, NamedTuple
 
 import polars as pl
-from duckdb import DuckDBPyConnection
-from jinja2 import Environment, FileSystemLoader, select_autoescape
 
+from assay.assets.pages import publish
 from assay.assets.statements import told
 from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Experiment
 from assay.warehouse.database import connect
 from assay.warehouse.prompt import shown as plain
-from assay.warehouse.reads import by_slice, claims, devices, experiment_table, interaction, verdicts, work
+from assay.warehouse.reads import by_slice, claims, devices, experiment_table, interaction, scorecard_protocol, verdicts, work
 
 BACKGROUND = (
     "base",
@@ -32,49 +30,50 @@ SIZE_AGAINST_KL = "Size against mean KL"
 NO_PICTURE = (
     "No variant has both a size and a mean KL, so there is no picture of one against the other; measure bytes and divergence to have it."
 )
-PAGE = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
 
 
-def write_report(workspace: Workspace, experiment: Experiment) -> Path:
-    """Write ``reports/<experiment>.html`` whole, and return it."""
-    connection = connect(workspace.facts.root)
-    table = experiment_table(connection, experiment=experiment.name)
-    page = PAGE.get_template("report.html").render(
-        name=experiment.name,
+class Report(NamedTuple):
+    """Where the page is, the experiment's table, and the pictures that it has facts for, as PNGs by title."""
+
+    file: Path
+    table: pl.DataFrame
+    pictures: dict[str, bytes]
+
+
+def write_report(workspace: Workspace, experiment: Experiment) -> Report:
+    """Write ``reports/<experiment>.html`` whole."""
+    name, connection = experiment.name, connect(workspace.facts.root)
+    table, lost = experiment_table(connection, name), work(connection, name)
+    slices = {metric: by_slice(connection, name, metric) for metric in SLICED}
+    drawn = {
+        SIZE_AGAINST_KL: frontier(table),
+        "What each variant lost on each kind of work": lost_work(lost, scorecard_protocol(connection, name)),
+        "What is solved at each temperature": by_temperature(slices["pass_at_k"]),
+    }
+    pictures = {title: png for title, png in drawn.items() if png}
+    file = publish(
+        workspace,
+        name,
+        "report.html",
+        name=name,
         question=experiment.question,
         base=experiment.base,
         table=cells(table.drop(BACKGROUND, strict=False)),
-        pictures={title: base64.b64encode(each).decode() for title, each in pictures(connection, experiment.name).items()},
+        pictures={title: base64.b64encode(each).decode() for title, each in pictures.items()},
         size_against_kl=SIZE_AGAINST_KL,
         no_picture=NO_PICTURE,
-        verdicts=cells(verdicts(connection, experiment=experiment.name)),
-        work=cells(work(connection, experiment=experiment.name)),
-        interaction=cells(interaction(connection, experiment=experiment.name)),
-        slices=cells(pl.concat([by_slice(connection, experiment.name, metric) for metric in SLICED])),
+        verdicts=cells(verdicts(connection, experiment=name)),
+        work=cells(lost),
+        interaction=cells(interaction(connection, experiment=name)),
+        slices=cells(pl.concat(slices.values())),
         devices=cells(devices(connection)),
-        claims=told(claims(connection, experiment=experiment.name).filter(pl.col("verdict") != "not measured")),
+        claims=told(claims(connection, experiment=name).filter(pl.col("verdict") != "not measured")),
         protocols={
-            name: json.dumps(protocol.model_dump(mode="json", exclude_none=True), indent=1)
-            for name, protocol in experiment.protocols.items()
+            called: json.dumps(protocol.model_dump(mode="json", exclude_none=True), indent=1)
+            for called, protocol in experiment.protocols.items()
         },
-        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
-    file = workspace.reports / f"{experiment.name}.html"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{uuid4().hex}.tmp")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(file)
-    return file
-
-
-def pictures(connection: DuckDBPyConnection, experiment: str) -> dict[str, bytes]:
-    """The pictures that an experiment has facts for, as PNGs by title."""
-    drawn = {
-        SIZE_AGAINST_KL: frontier(experiment_table(connection, experiment)),
-        "What each variant lost on each kind of work": lost_work(work(connection, experiment)),
-        "What is solved at each temperature": by_temperature(connection, experiment),
-    }
-    return {title: png for title, png in drawn.items() if png}
+    return Report(file, table, pictures)
 
 
 def frontier(table: pl.DataFrame) -> bytes | None:
@@ -87,36 +86,36 @@ def frontier(table: pl.DataFrame) -> bytes | None:
     return frontier_png(wanted.select(pl.col("variant").alias("label"), "size_bytes", "kl_mean_nats").to_dicts())
 
 
-def lost_work(rows: pl.DataFrame) -> bytes | None:
-    """What each variant lost on each kind of work, as a PNG, of the first protocol of each suite; None where there is no such score.
+def lost_work(rows: pl.DataFrame, shown: pl.DataFrame) -> bytes | None:
+    """What each variant lost on each kind of work, as a PNG; None where there is no such score.
 
     Args:
         rows: of the view ``work``.
+        shown: of the view ``scorecard_protocol``, which says under which protocol each suite is shown.
     """
     from assay.ops.evaluate.plots_scores import work_png
 
-    first = rows.group_by("suite").agg(pl.col("protocol").min())
-    shown = rows.join(first, on=["suite", "protocol"], maintain_order="left").filter(pl.col("base_value").is_not_null())
-    if not shown.height:
+    rows = rows.join(shown.select("suite", "protocol"), on=["suite", "protocol"], maintain_order="left")
+    rows = rows.filter(pl.col("base_value").is_not_null())
+    if not rows.height:
         return None
     found = pl.col("finding").is_in(["better", "worse", "differs"]).alias("found")
-    return work_png(shown.select("variant", "work", "difference", "base_value", found).to_dicts())
+    return work_png(rows.select("variant", "work", "difference", "base_value", found).to_dicts())
 
 
-def by_temperature(connection: DuckDBPyConnection, experiment: str) -> bytes | None:
-    """pass@k against the temperature, as a PNG; None where fewer than two temperatures were measured."""
+def by_temperature(slices: pl.DataFrame) -> bytes | None:
+    """pass@k against the temperature, as a PNG; None where fewer than two temperatures were measured.
+
+    Args:
+        slices: of pass@k, as ``reads.by_slice`` gives them.
+    """
     from assay.ops.evaluate.plots_scores import temperature_png
 
-    rows = [
-        {
-            "variant": row["variant"],
-            "temperature": float(row["slice"].split("/")[0]),
-            "k": int(row["slice"].split("/")[1]),
-            "value": row["value"],
-        }
-        for row in by_slice(connection, experiment, "pass_at_k").to_dicts()
-        if row["slice_kind"] == "temperature_k" and row["value"] is not None
-    ]
+    rows = []
+    for row in slices.to_dicts():
+        if row["slice_kind"] == "temperature_k" and row["value"] is not None:
+            temperature, k = row["slice"].split("/")
+            rows.append({"variant": row["variant"], "temperature": float(temperature), "k": int(k), "value": row["value"]})
     return temperature_png(rows) if len({row["temperature"] for row in rows}) > 1 else None
 
 

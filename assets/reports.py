@@ -43,23 +43,21 @@ def _report(workspace: Workspace, graph: Graph) -> dg.AssetsDefinition:
         retry_policy=RETRY,
     )
     def report(context: dg.AssetExecutionContext):
-        from assay.assets.report import NO_PICTURE, SIZE_AGAINST_KL, markdown_table, pictures, write_report
-        from assay.warehouse.database import connect
-        from assay.warehouse.reads import experiment_table
+        from assay.assets.report import NO_PICTURE, SIZE_AGAINST_KL, markdown_table, write_report
 
         with step(workspace.home, Resources()):
             Recorder(Ledger(workspace, graph)).declare()
-            file = write_report(workspace, experiment)
-            connection = connect(workspace.facts.root)
-            table = experiment_table(connection, experiment=experiment.name)
-            drawn = {title.lower().replace(" ", "_"): inline(png) for title, png in pictures(connection, experiment.name).items()}
+            written = write_report(workspace, experiment)
+            pictures = {
+                SIZE_AGAINST_KL: dg.MetadataValue.text(NO_PICTURE),
+                **{title: inline(png) for title, png in written.pictures.items()},
+            }
             return dg.MaterializeResult(
                 metadata={
-                    "report": dg.MetadataValue.path(str(file)),
-                    "variants": table.height,
-                    "table": dg.MetadataValue.md(markdown_table(table)),
-                    SIZE_AGAINST_KL.lower().replace(" ", "_"): dg.MetadataValue.text(NO_PICTURE),
-                    **drawn,
+                    "report": dg.MetadataValue.path(str(written.file)),
+                    "variants": written.table.height,
+                    "table": dg.MetadataValue.md(markdown_table(written.table)),
+                    **{title.lower().replace(" ", "_"): picture for title, picture in pictures.items()},
                 }
             )
 

@@ -1,17 +1,13 @@
 """The claims as a person reads them: rows of text, and the page ``claims.html``. Not here: the asset (``claims.py``), verdicts (``views/claims.sql``)."""
 
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import polars as pl
-from jinja2 import Environment, FileSystemLoader, select_autoescape
 
+from assay.assets.pages import publish
 from assay.assets.workspace import Workspace
-from assay.warehouse.database import connect
-from assay.warehouse.reads import claims
 
 VERDICTS = ("supported", "refuted", "undecided", "not comparable", "not measured")
 SUBJECTS = {
@@ -25,7 +21,6 @@ SUBJECTS = {
     "c": "Cost",
 }  # by the letter that an id begins with
 BOUNDS = {"above": "above", "at_least": "at least", "below": "below", "at_most": "at most"}
-PAGE = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
 
 
 class Told(NamedTuple):
@@ -54,20 +49,10 @@ def counted(rows: pl.DataFrame) -> dict[str, int]:
     return {verdict: found[verdict] for verdict in VERDICTS}
 
 
-def write_page(workspace: Workspace) -> Path:
-    """Write ``reports/claims.html`` whole from the facts that there are, and return it."""
-    rows = claims(connect(workspace.facts.root))
-    page = PAGE.get_template("claims.html").render(
-        subjects=[(name, told(rows.filter(pl.col("id").str.starts_with(letter)))) for letter, name in SUBJECTS.items()],
-        counts=counted(rows),
-        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    )
-    file = workspace.reports / "claims.html"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{uuid4().hex}.tmp")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(file)
-    return file
+def write_page(workspace: Workspace, rows: pl.DataFrame) -> Path:
+    """Write ``reports/claims.html`` of all rows of the view ``claims``, and return it."""
+    subjects = [(name, told(rows.filter(pl.col("id").str.starts_with(letter)))) for letter, name in SUBJECTS.items()]
+    return publish(workspace, "claims", "claims.html", subjects=subjects, counts=counted(rows))
 
 
 def _told(row: dict[str, Any]) -> Told:

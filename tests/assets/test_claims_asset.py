@@ -58,7 +58,7 @@ def test_a_run_judges_the_claims_after_the_snapshot_and_writes_their_page(finish
 
 
 def test_the_page_is_that_of_the_facts_as_they_are(bench: Workspace):
-    page = write_page(bench).read_text()
+    page = write_page(bench, read(connect(bench.facts.root))).read_text()
     assert page.count(">not measured</td>") == sum(claim.kind != "exact" for claim in claims())
 
 
