@@ -6,7 +6,7 @@ Not here: what that comes to in time (``ops/cost/plan.py``).
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from assay.ops.cost.bytes import kv_bytes_per_token
+from assay.ops.cost.bytes import DTYPE_BYTES, kv_bytes_per_token
 from assay.ops.cost.plan import Footprint
 from assay.ops.cost.shape import Decoder
 from assay.schemas.base import Base, Shape
@@ -15,6 +15,7 @@ from assay.schemas.pruning import Pack, PruneDepth, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.steps import Draft, Kv, Step
 from assay.schemas.training import Distill
+from assay.schemas.widths import left
 
 NEEDED = (
     "size_bytes",
@@ -24,7 +25,6 @@ NEEDED = (
     "attention_flops_per_context_token",
     "kv_bytes_per_token",
 )
-FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class Unknown(NamedTuple):
@@ -53,13 +53,13 @@ def predicted_footprint(base: Base, steps: Sequence[Step]) -> Footprint | Unknow
     """
     if base.shape is None:
         return Unknown(f"the shape of {base.name} is not known here")
-    plan: dict[str, Any] = {"shape": decoder_of(base.shape), "bits": 8.0 * FLOAT_BYTES[base.dtype], "kv": "bfloat16", "draft": None}
+    outside = 8.0 * DTYPE_BYTES[base.dtype]
+    plan: dict[str, Any] = {"shape": base.shape, "bits": outside, "kv": "bfloat16", "draft": None}
     for step in steps:
         why = _take(plan, step)
         if why:
             return Unknown(why)
-    shape, draft = plan["shape"], plan["draft"]
-    outside = 8.0 * FLOAT_BYTES[base.dtype]
+    shape, draft = decoder_of(plan["shape"]), plan["draft"]
     block = shape.block_parameters * plan["bits"] / 8
     return Footprint(
         block + (1 if shape.tied else 2) * shape.head_parameters * outside / 8, block + shape.head_parameters * outside / 8, shape.matmul_parameters,
@@ -77,15 +77,10 @@ def decoder_of(shape: Shape) -> Decoder:
 
 def _take(plan: dict[str, Any], step: Step) -> str | None:
     """Change ``plan`` as ``step`` does, or say why that cannot be told."""
-    shape: Decoder = plan["shape"]
+    shape: Shape = plan["shape"]
     match step:
-        case PruneDepth():
-            plan["shape"] = shape._replace(layers=shape.layers - step.layers)
-        case PruneWidth():
-            kv_heads, group = step.kv_groups or shape.kv_heads, step.heads_per_group or shape.heads // shape.kv_heads
-            plan["shape"] = shape._replace(
-                kv_heads=kv_heads, heads=kv_heads * group, intermediate=step.ffn or shape.intermediate, hidden=step.hidden or shape.hidden
-            )
+        case PruneDepth() | PruneWidth():
+            plan["shape"] = left(step, shape)
         case PruneWeights() | Smooth() | Distill():
             pass  # what is stored keeps its size: zeros of a dense weight cost what other numbers do
         case Rotate() if not shape.tied:
@@ -107,8 +102,8 @@ def _take(plan: dict[str, Any], step: Step) -> str | None:
     return None
 
 
-def _bits(step: Quantize, shape: Decoder) -> float:
+def _bits(step: Quantize, shape: Shape) -> float:
     from assay.ops.quantize.grid import effective_bits
     from assay.ops.steps.quantize import format_of
 
-    return effective_bits(format_of(step), shape.hidden, shape.hidden)
+    return effective_bits(format_of(step), shape.hidden_size, shape.hidden_size)

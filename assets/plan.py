@@ -7,6 +7,7 @@ from statistics import median
 import dagster as dg
 
 from assay.assets import labels
+from assay.assets.footprints import decoder_of
 from assay.assets.ledger import Ledger
 from assay.assets.measurements import measured
 from assay.schemas.base import Shape
@@ -168,9 +169,7 @@ def parameters(shape: Shape | None) -> float:
     """About how many weights a model of ``shape`` has; 1.35e8 where the shape is not known."""
     if shape is None:
         return 1.35e8
-    attention = shape.hidden_size * shape.head_dim * (2 * shape.heads + 2 * shape.kv_heads)
-    block = attention + 3 * shape.hidden_size * shape.intermediate_size
-    return shape.layers * block + shape.vocab_size * shape.hidden_size * (1 if shape.tied else 2)
+    return decoder_of(shape).parameters
 
 
 def missing(items: Iterable[Item]) -> list[Item]:

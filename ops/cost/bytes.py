@@ -78,19 +78,19 @@ def artifact_bytes(directory: Path) -> ArtifactBytes:
     scales, zero points and norms included, and over the quantized tensors alone.
     """
     tensors = stored_tensors(directory)
-    packed = {tensor.name.rpartition(".")[0] for tensor in tensors if _is_shared(tensor.name)}
+    packed = {tensor.name.rpartition(".")[0] for tensor in tensors if is_shared(tensor.name)}
     sums = dict.fromkeys(("code", "scale", "embedding", "other"), 0)
     weights = quantized_weights = quantized_bytes = 0
     for tensor in tensors:
         module, _, part = tensor.name.rpartition(".")
         quantized = module in packed
         outside = any(word in module.split(".") for word in EMBEDDING_OR_HEAD)
-        is_scale = part in RANGES or _is_shared(tensor.name)
+        is_scale = part in RANGES or is_shared(tensor.name)
         is_shape = quantized and part == "weight_shape"
         is_weight = not is_scale and not is_shape
         elements = elements_of(tensor, tensors) if part in CODES else math.prod(tensor.shape)
         weights += elements * is_weight
-        if quantized and (part in ("weight", *CODES) or _is_shared(tensor.name)):
+        if quantized and (part in ("weight", *CODES) or is_shared(tensor.name)):
             quantized_bytes += tensor.size_bytes
             quantized_weights += elements * is_weight
         if outside:
@@ -137,7 +137,7 @@ def kv_shape(config: Any) -> tuple[int, int, int]:
     return layers, fields.get("num_key_value_heads") or heads, fields.get("head_dim") or fields["hidden_size"] // heads
 
 
-def _is_shared(name: str) -> bool:
+def is_shared(name: str) -> bool:
     """Whether a tensor is what the codes of a weight share: scales, zero points, signs, code books, columns kept apart."""
     part = name.rpartition(".")[2]
     return part.startswith("weight_") and part not in (*CODES, "weight_shape")

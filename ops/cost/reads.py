@@ -9,7 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from assay.ops.cost.bytes import CODES, EMBEDDING_OR_HEAD, Stored, elements_of, kv_shape, stored_tensors
+from assay.ops.cost.bytes import CODES, EMBEDDING_OR_HEAD, Stored, elements_of, is_shared, kv_shape, stored_tensors
 
 HEADS = ("lm_head", "embed_out")
 TABLES = tuple(word for word in EMBEDDING_OR_HEAD if word not in HEADS)
@@ -44,7 +44,7 @@ def reads(directory: Path) -> Reads:
     block, outside, size = Fraction(0), 0, Fraction(0)
     for tensor in tensors:
         part = tensor.name.rpartition(".")[2]
-        shared = part.startswith("weight_") and part not in (*CODES, "weight_shape")  # scales and the like
+        shared = is_shared(tensor.name)
         multiplied = part in CODES or (not part.startswith("weight_") and len(tensor.shape) >= 2)
         if not (shared or multiplied) or _is(tensor, COPIED):
             continue
