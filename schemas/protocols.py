@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from assay.schemas.sampling import SamplingSpec
-from assay.schemas.spec import Dtype, Spec, once
+from assay.schemas.spec import Distinct, Dtype, Spec
 from assay.schemas.tasks import Choice, Generation, LmEval, Needle
 from assay.schemas.texts import Text
 
@@ -112,19 +112,14 @@ class Distribution(Spec):
     text: Text = Text(name="wikipedia")
     tokens: int = Field(default=2048, ge=32, le=10_000_000, description="tokens read from the text")
     window: int = Field(default=512, ge=8, le=131_072)
-    temperatures: tuple[Annotated[float, Field(gt=0, le=10, description="above 0, at most 10")], ...] = Field(
+    temperatures: Distinct[Annotated[float, Field(gt=0, le=10, description="above 0, at most 10")]] = Field(
         default=(0.5, 0.7, 1.0, 1.5), max_length=32
     )
-    top_k: tuple[Annotated[int, Field(ge=1, le=10_000_000)], ...] = Field(
+    top_k: Distinct[Annotated[int, Field(ge=1, le=10_000_000)]] = Field(
         default=(10, 50, 1000), max_length=32, description="what lies beyond the k likeliest tokens is the tail"
     )
     batch: int = Field(default=4, ge=1, le=1024, description="windows per forward")
     dtype: Dtype = "float32"
-
-    @field_validator("temperatures", "top_k")
-    @classmethod
-    def each_once(cls, values: tuple[float, ...]) -> tuple[float, ...]:
-        return once(values)
 
 
 class ConstrainedPrompt(Spec):
@@ -175,23 +170,18 @@ class Arithmetic(Spec):
 
     suite: Literal["arithmetic"] = "arithmetic"
     problems: int = Field(default=64, ge=2, le=100_000)
-    digits: tuple[Annotated[int, Field(ge=1, le=9)], ...] = Field(default=(1, 2), max_length=9, description="of both numbers; in turn")
-    operations: tuple[Operation, ...] = Field(default=("add", "subtract", "multiply"), description="in turn")
+    digits: Distinct[Annotated[int, Field(ge=1, le=9)]] = Field(default=(1, 2), max_length=9, description="of both numbers; in turn")
+    operations: Distinct[Operation] = Field(default=("add", "subtract", "multiply"), description="in turn")
     shots: int = Field(default=6, ge=0, le=64, description="solved problems before each; none of them is asked")
     samples: int = Field(default=8, ge=1, le=10_000, description="a problem and temperature")
-    ks: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = Field(default=(1, 4, 8), max_length=32, description="each at most samples")
-    temperatures: tuple[Annotated[float, Field(ge=0, le=10, description="from 0, which is greedy, to 10")], ...] = Field(
+    ks: Distinct[Annotated[int, Field(ge=1, le=10_000)]] = Field(default=(1, 4, 8), max_length=32, description="each at most samples")
+    temperatures: Distinct[Annotated[float, Field(ge=0, le=10, description="from 0, which is greedy, to 10")]] = Field(
         default=(0.0, 0.7, 1.0), max_length=32, description="the first gives the facts without a slice"
     )
     sampling: SamplingSpec = Field(default=SamplingSpec(), description="filters and penalties; without a temperature")
     max_new_tokens: int = Field(default=12, ge=1, le=1024, description="an answer that has not ended by then is cut")
     seed: int = Field(default=0, ge=0, lt=2**31, description="of the problems and of the samples")
     dtype: Dtype = "float32"
-
-    @field_validator("digits", "operations", "ks", "temperatures")
-    @classmethod
-    def each_once(cls, values: tuple[float | str, ...]) -> tuple[float | str, ...]:
-        return once(values)
 
     @field_validator("sampling")
     @classmethod

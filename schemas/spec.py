@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints
 
 # A name becomes a Dagster key, an SQL value and a part of a path: lower case, no double underscore (keys are joined by one).
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]+(_[a-z0-9]+)*$", max_length=48)]
@@ -46,3 +46,7 @@ def once(values: Values) -> Values:
     if twice is not None:
         raise ValueError(f"{twice} is there twice; expected each value once")
     return values
+
+
+Each = TypeVar("Each")
+Distinct = Annotated[tuple[Each, ...], AfterValidator(once)]  # each value once

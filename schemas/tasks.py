@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from assay.schemas.sampling import SamplingSpec
-from assay.schemas.spec import Dtype, Spec, once
+from assay.schemas.spec import Distinct, Dtype, Spec
 from assay.schemas.texts import Text
 
 ChoiceTask = Literal["piqa", "hellaswag", "commonsense_qa", "openbook_qa", "boolq", "mmlu"]
@@ -23,7 +23,7 @@ class Choice(Spec):
     """Accuracy, by likelihood and by likelihood a byte, and the probability of the listed options, on packaged multiple-choice questions."""
 
     suite: Literal["choice"] = "choice"
-    tasks: tuple[ChoiceTask, ...] = Field(default=("piqa", "hellaswag", "commonsense_qa", "openbook_qa", "boolq", "mmlu"))
+    tasks: Distinct[ChoiceTask] = Field(default=("piqa", "hellaswag", "commonsense_qa", "openbook_qa", "boolq", "mmlu"))
     questions: int = QUESTIONS
     shots: int = Field(default=0, ge=0, le=32, description="solved questions before each")
     chat: bool = CHAT
@@ -31,17 +31,12 @@ class Choice(Spec):
     order: int = ORDER
     dtype: Dtype = "float32"
 
-    @field_validator("tasks")
-    @classmethod
-    def each_once(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
-        return once(tasks)
-
 
 class LmEval(Spec):
     """Any tasks of lm-evaluation-harness, by its names or from a directory of its YAML files, scored by its own metrics."""
 
     suite: Literal["lm_eval"] = "lm_eval"
-    tasks: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(max_length=1000)
+    tasks: Distinct[Annotated[str, Field(min_length=1, max_length=200)]] = Field(max_length=1000)
     include: str | None = Field(default=None, description="a directory of task files, relative to the experiment's file")
     questions: int | None = Field(default=None, ge=1, le=10_000_000, description="of each task; all when left out")
     shots: int | None = Field(default=None, ge=0, le=100, description="as each task says when left out")
@@ -50,17 +45,12 @@ class LmEval(Spec):
     seed: int = Field(default=0, ge=0, lt=2**31)
     dtype: Dtype = "float32"
 
-    @field_validator("tasks")
-    @classmethod
-    def each_once(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
-        return once(tasks)
-
 
 class Generation(Spec):
     """Generated answers judged by a program: number problems, graded arithmetic, verifiable instructions, code. By greedy decoding, or n samples."""
 
     suite: Literal["generation"] = "generation"
-    tasks: tuple[GenerationTask, ...] = Field(default=("asdiv", "graded_arithmetic", "instructions"))
+    tasks: Distinct[GenerationTask] = Field(default=("asdiv", "graded_arithmetic", "instructions"))
     questions: int = QUESTIONS
     shots: int = Field(default=4, ge=0, le=32, description="solved questions before each, of the tasks that have any")
     reasoning: bool = Field(
@@ -69,17 +59,12 @@ class Generation(Spec):
     chat: bool = CHAT
     sampling: SamplingSpec = SamplingSpec()
     samples: int = Field(default=1, ge=1, le=10_000, description="of each question")
-    ks: tuple[Annotated[int, Field(ge=1, le=10_000)], ...] = Field(default=(1,), max_length=32, description="of pass@k and maj@k")
+    ks: Distinct[Annotated[int, Field(ge=1, le=10_000)]] = Field(default=(1,), max_length=32, description="of pass@k and maj@k")
     max_new_tokens: int = Field(default=128, ge=1, le=131_072)
     batch: int = Field(default=16, ge=1, le=1024, description="texts side by side")
     order: int = ORDER
     seed: int = Field(default=0, ge=0, lt=2**31, description="of the samples; the same questions are asked with any")
     dtype: Dtype = "float32"
-
-    @field_validator("tasks", "ks")
-    @classmethod
-    def each_once(cls, values: tuple[float | str, ...]) -> tuple[float | str, ...]:
-        return once(values)
 
     @model_validator(mode="after")
     def enough_samples(self) -> "Generation":
@@ -94,11 +79,11 @@ class Needle(Spec):
     """Whether keys that stand in a long text are found again: one, several, or a chain of them, at declared lengths and depths."""
 
     suite: Literal["needle"] = "needle"
-    kinds: tuple[NeedleKind, ...] = Field(default=("single", "multiple", "hops"))
-    lengths: tuple[Annotated[int, Field(ge=64, le=131_072)], ...] = Field(
+    kinds: Distinct[NeedleKind] = Field(default=("single", "multiple", "hops"))
+    lengths: Distinct[Annotated[int, Field(ge=64, le=131_072)]] = Field(
         default=(256, 512, 1024), max_length=32, description="tokens of the whole prompt, at most"
     )
-    depths_pct: tuple[Annotated[int, Field(ge=0, le=100)], ...] = Field(
+    depths_pct: Distinct[Annotated[int, Field(ge=0, le=100)]] = Field(
         default=(0, 25, 50, 75, 100), max_length=101, description="where the needle stands"
     )
     prompts: int = Field(default=4, ge=1, le=10_000, description="of each kind, length and depth")
@@ -109,8 +94,3 @@ class Needle(Spec):
     batch: int = Field(default=8, ge=1, le=1024)
     order: int = ORDER
     dtype: Dtype = "float32"
-
-    @field_validator("kinds", "lengths", "depths_pct")
-    @classmethod
-    def each_once(cls, values: tuple[float | str, ...]) -> tuple[float | str, ...]:
-        return once(values)
