@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from assay.ops.decode.weights import Matrix
 from assay.ops.quantize.elements import FLOAT8, TABLES, table
 from assay.ops.quantize.grid import Quantized
+from assay.ops.quantize.semi_structured import SemiStructuredCodes
 
 PANEL = 32  # outputs side by side
 FORMS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3, "table4": 4, "e4m3": 5, "e5m2": 6}
@@ -33,12 +34,12 @@ def panels(matrix: Matrix) -> Panels:
     """Lay ``matrix`` out; exact in every form.
 
     Codes of at most four bits run as int4, or as places in a table of sixteen (``table4``), if the group is a whole number of words of eight columns; codes
-    of a byte as int8 or as small floats. What fits none of these (groups that are not contiguous, columns kept apart, a float16 weight) is multiplied out to
+    of a byte as int8 or as small floats; 2:4 codes with their zeros, since nothing here reads places. What fits none of these (groups that are not contiguous, columns kept apart, a float16 weight) is multiplied out to
     float32.
     """
     rows, cols = matrix.shape
     bias = None if matrix.bias is None else _outputs(matrix.bias.float().unsqueeze(1)).flatten().contiguous()
-    weight = matrix.weight
+    weight = matrix.weight.quantized() if isinstance(matrix.weight, SemiStructuredCodes) else matrix.weight
     coded = _codes(weight) if isinstance(weight, Quantized) else None
     if isinstance(weight, Quantized) and coded is not None:
         form, data = coded

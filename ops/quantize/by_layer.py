@@ -24,8 +24,7 @@ def harm(weight: Float[Tensor, "rows cols"], rounded: Packed, output_error: floa
     """
     snr = snr_db(weight, rounded.dense())
     found: dict[str, Any] = {
-        "form": rounded.form,
-        "bits": _short(8 * stored_bytes(rounded) / weight.numel()),
+        **size(rounded),
         "snr_db": _short(snr) if math.isfinite(snr) else None,
         "largest_sigmas": _short(largest_sigmas(weight)),
     }
@@ -34,6 +33,12 @@ def harm(weight: Float[Tensor, "rows cols"], rounded: Packed, output_error: floa
     if output_error is not None:
         found["output_error"] = _short(output_error)
     return found
+
+
+def size(packed: Packed) -> dict[str, Any]:
+    """The form of one layer and its bits per weight as it is stored: what another way to store the same codes changes."""
+    rows, cols = packed.shape
+    return {"form": packed.form, "bits": _short(8 * stored_bytes(packed) / (rows * cols))}
 
 
 def write(directory: Path, layers: Mapping[str, Mapping[str, Any]]) -> None:

@@ -12,7 +12,7 @@ in the same way:
     weight_g_idx                the group of each column, where groups are not contiguous
     weight_packed, weight_scale, weight_row_signs, weight_col_signs   of the E8 lattice: a 16-bit code for eight weights
     weight_packed, weight_codebooks, weight_scale                     of additive codebooks: a byte a codebook for eight weights
-    weight_values, weight_indices   of 2:4 weights: two of each four, and where they were in four bits
+    weight_values, weight_indices   of 2:4 weights: two of each four (of int8 their codes), and where they were in four bits
     weight_kept, weight_columns the columns of a split weight that stay in 16 bits, and which they are
     weight_scale_codes, weight_scale_largest, weight_scale_mean   scales that are stored in eight bits themselves
 """
@@ -29,12 +29,12 @@ from assay.ops.quantize.grid import Format, Nested, Quantized, Scales, unnest
 from assay.ops.quantize.lattice import Lattice
 from assay.ops.quantize.outliers import Split
 from assay.ops.quantize.pack import pack, pack_nibbles, pack_trits, unpack, unpack_nibbles, unpack_trits
-from assay.ops.quantize.semi_structured import SemiStructured
+from assay.ops.quantize.semi_structured import SemiStructured, SemiStructuredCodes
 
 LATTICE = ("weight_packed", "weight_scale", "weight_row_signs", "weight_col_signs")  # the parts of each, in order
 ADDITIVE = ("weight_packed", "weight_codebooks", "weight_scale")
 
-Packed = Quantized | Split | Lattice | Additive | SemiStructured
+Packed = Quantized | Split | Lattice | Additive | SemiStructured | SemiStructuredCodes
 
 
 def tensors(packed: Packed, *, whole_bytes: bool = False) -> dict[str, Tensor]:
@@ -54,6 +54,8 @@ def tensors(packed: Packed, *, whole_bytes: bool = False) -> dict[str, Tensor]:
             return {**parts, "weight_shape": torch.tensor(packed.shape, dtype=torch.int64)}
         case SemiStructured():
             return semi_structured.tensors(packed)
+        case SemiStructuredCodes(codes, shared, format, order):
+            return {**semi_structured.tensors(codes), **_shared(shared, format, order, whole_bytes=True)}
         case Split():
             return {**_grid(packed.rest, whole_bytes), "weight_kept": packed.kept.contiguous(), "weight_columns": packed.columns}
         case _:
@@ -73,6 +75,8 @@ def kind_of(packed: Packed) -> dict[str, Any]:
             return {"kind": "additive"}
         case SemiStructured():
             return {"kind": "2:4"}
+        case SemiStructuredCodes():
+            return {"kind": "2:4 grid", **packed.format._asdict()}
         case _:
             assert_never(packed)
 
@@ -95,9 +99,13 @@ def from_tensors(stored: Mapping[str, Tensor], kind: Mapping[str, Any]) -> Packe
             return Additive(*(stored[part] for part in ADDITIVE))
         case "2:4":
             return semi_structured.from_tensors(stored)
+        case "2:4 grid":
+            codes = semi_structured.from_tensors(stored)
+            whole = read_grid({**stored, "weight": semi_structured.unpack(codes)}, Format(**rest))
+            return SemiStructuredCodes(codes, whole.shared, whole.format, whole.order)
         case _:
             raise ValueError(
-                f"a weight of kind {name!r} is stored; grid, split, lattice, additive and 2:4 are known, and it may be of a newer version"
+                f"a weight of kind {name!r} is stored; grid, split, lattice, additive, 2:4 and 2:4 grid are known, and it may be of a newer version"
             )
 
 
@@ -123,6 +131,12 @@ def _grid(quantized: Quantized, whole_bytes: bool) -> dict[str, Tensor]:
         found["weight_shape"] = torch.tensor(codes.shape, dtype=torch.int64)
     if format.element in elements.TABLES and codes.shape[1] % 2 == 0:
         del found["weight_shape"]
+    return {name: tensor.contiguous() for name, tensor in found.items()} | _shared(shared, format, order, whole_bytes="weight" in found)
+
+
+def _shared(shared: Scales, format: Format, order: Tensor | None, *, whole_bytes: bool) -> dict[str, Tensor]:
+    """What codes share; zero points lie a byte each beside whole bytes, else packed as the codes are."""
+    found: dict[str, Tensor] = {}
     if shared.nested is not None:
         found["weight_scale_codes"] = shared.nested.codes.view(torch.uint8)
         found["weight_scale_largest"], found["weight_scale_mean"] = shared.nested.largest, shared.nested.mean
@@ -134,7 +148,7 @@ def _grid(quantized: Quantized, whole_bytes: bool) -> dict[str, Tensor]:
     if shared.factor is not None:
         found["weight_global_scale"] = shared.factor
     if shared.zeros is not None:
-        whole = "weight" in found or format.group_size == 0
+        whole = whole_bytes or format.group_size == 0
         zeros = shared.zeros.reshape(1) if format.group_size == 0 else shared.zeros
         found["weight_zero_point"] = zeros if whole else pack(zeros, bits=format.bits, along_rows=True)
     if order is not None:

@@ -1,5 +1,7 @@
 """2:4 weights stored as what is left of them and where it was: packing, unpacking, the tensors of a file, true bytes, and torch's own form on CUDA.
 
+Weights are kept in their dtype, or as codes of eight bits beside the scales that these share.
+
 Not here: which weights go (``masks.py`` and the methods), or files.
 """
 
@@ -8,9 +10,10 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Shaped, UInt8
+from jaxtyping import Bool, Float, Int, Int8, Shaped, UInt8
 from torch import Tensor
 
+from assay.ops.quantize.grid import Format, Quantized, Scales, dequantize
 from assay.ops.quantize.pack import pack_nibbles, unpack_nibbles
 
 # Of each set of places that are not zero, as a number whose bit i is place i, the two that are kept: where fewer are left, the first of the others too.
@@ -41,6 +44,39 @@ class SemiStructured(NamedTuple):
         return unpack(self).float()
 
 
+class SemiStructuredCodes(NamedTuple):
+    """A weight in int8 of which each four have at most two that are not zero: two ``codes`` of each four and their places, and what is shared.
+
+    ``shared``, ``format`` and ``order`` are those of :class:`Quantized`: a scale is still that of ``format.group_size`` weights of the whole row.
+    """
+
+    codes: SemiStructured
+    shared: Scales
+    format: Format
+    order: Int[Tensor, " cols"] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape
+
+    @property
+    def form(self) -> str:
+        """How it is stored, in a few words."""
+        return f"2:4 {self.format.name}"
+
+    def quantized(self) -> Quantized:
+        """All codes, bit for bit those that were packed: what runs it where nothing reads places."""
+        whole = Quantized(unpack(self.codes), self.shared, self.format, self.order)
+        if self.shared.zeros is None:
+            return whole
+        kept = unpack(SemiStructured(torch.ones_like(self.codes.values, dtype=torch.bool), self.codes.indices))
+        return whole._replace(codes=torch.where(kept, whole.codes, _codes_of_zero(whole)))
+
+    def dense(self) -> Float[Tensor, "rows cols"]:
+        """The whole weight in float32."""
+        return dequantize(self.quantized())
+
+
 def pack(weight: Shaped[Tensor, "rows cols"]) -> SemiStructured:
     """Keep two of each four weights along a row; of any dtype that can be compared with 0.
 
@@ -49,11 +85,38 @@ def pack(weight: Shaped[Tensor, "rows cols"]) -> SemiStructured:
     Raises:
         ValueError: 4 does not divide the columns, or a group has more than two weights that are not zero; names the first.
     """
+    return _keep(weight, weight != 0)
+
+
+def pack_codes(quantized: Quantized) -> SemiStructuredCodes:
+    """Keep two codes of each four along a row: those that do not stand for zero. No code changes.
+
+    Raises:
+        ValueError: the codes are not int8; 4 does not divide the columns; or a group has more than two weights that are not zero.
+    """
+    codes, shared, format, order = quantized
+    if (format.element, format.bits) != ("int", 8):
+        raise ValueError(
+            f"the codes are {format.name}, and of rounded weights int8 alone is stored as 2:4 (in 5/8 of its bytes); round to int8, or leave them as they are"
+        )
+    return SemiStructuredCodes(_keep(codes, codes != _codes_of_zero(quantized)), shared, format, order)
+
+
+def _codes_of_zero(quantized: Quantized) -> Int8[Tensor, "rows_or_1 cols_or_1"]:
+    """The code that stands for zero at each place, or as many as there are different ones."""
+    codes, shared, _, order = quantized
+    if shared.zeros is None:
+        return codes.new_zeros(1, 1)
+    (rows, cols), (blocks, groups) = codes.shape, shared.zeros.shape
+    zeros = shared.zeros.repeat_interleave(rows // blocks, dim=0)
+    return zeros[:, order.long()] if order is not None else zeros.repeat_interleave(cols // groups, dim=1)
+
+
+def _keep(weight: Shaped[Tensor, "rows cols"], nonzero: Bool[Tensor, "rows cols"]) -> SemiStructured:
     rows, cols = weight.shape
     if cols % 4:
         raise ValueError(f"the weight has {cols} columns, which are no groups of four; a width that 4 divides can be packed")
-    groups = weight.reshape(rows, cols // 4, 4)
-    left = groups != 0
+    groups, left = weight.reshape(rows, cols // 4, 4), nonzero.reshape(rows, cols // 4, 4)
     many = (left.sum(dim=-1) > 2).nonzero()
     if len(many):
         row, group = many[0].tolist()
@@ -80,7 +143,8 @@ def share_of_dense(bits: int) -> Fraction:
     """Stored bits per bit of the dense weight, for values of ``bits`` bits: (bits / 2 + 1) / bits.
 
     Half of the values are left, and each has a place of two bits, which is one bit a weight whatever the values are. Of 16-bit values that is 9/16; of
-    8-bit values 5/8 (10/16), which is therefore often said of all; of 4-bit values 3/4.
+    8-bit values 5/8 (10/16), which is therefore often said of all; of 4-bit values 3/4. Scales are not halved: int8 in groups of 64 with scales of 16
+    bits goes from 8.25 to 5.25 bits a weight, which is 0.636.
 
     Raises:
         ValueError: less than one bit.

@@ -23,6 +23,7 @@ from assay.ops.quantize.activations import Activations
 from assay.ops.quantize.grid import Format, Quantized
 from assay.ops.quantize.layout import Packed, kind_of, nbytes, tensors
 from assay.ops.quantize.runtime import Runtime, describe
+from assay.ops.quantize.semi_structured import SemiStructuredCodes
 
 OWN = "assay"  # the method of our own layout
 PLAIN = """```python
@@ -263,6 +264,8 @@ A weight is (the value of its code − its zero point) × its scale. The layers 
 
 def _said(packed: Packed) -> str:
     """How a weight is stored, in a sentence."""
+    if isinstance(packed, SemiStructuredCodes):
+        return f"2:4 of {_said(packed.quantized())}"
     if not isinstance(packed, Quantized):
         return packed.form
     format = packed.format

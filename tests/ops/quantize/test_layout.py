@@ -102,5 +102,5 @@ def test_what_cannot_be_read_is_refused():
         read_grid({name: tensor for name, tensor in stored.items() if name != "weight_scale"}, found.format)
     with pytest.raises(ValueError, match="needs weight or weight_packed"):
         read_grid({"weight_scale": stored["weight_scale"]}, found.format)
-    with pytest.raises(ValueError, match="of kind 'hologram' is stored; grid, split, lattice, additive and 2:4 are known"):
+    with pytest.raises(ValueError, match="of kind 'hologram' is stored; grid, split, lattice, additive, 2:4 and 2:4 grid are known"):
         from_tensors(stored, {"kind": "hologram"})

@@ -1,5 +1,6 @@
 """2:4 weights packed by hand and back bit for bit, bytes as they are stored, and what is not 2:4 refused by place."""
 
+import json
 from fractions import Fraction
 
 import pytest
@@ -9,7 +10,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from assay.ops.prune.masks import Sparsity, select
-from assay.ops.quantize.semi_structured import SemiStructured, from_tensors, pack, share_of_dense, stored_bytes, tensors, to_torch, unpack
+from assay.ops.quantize import layout
+from assay.ops.quantize.grid import Format, Quantized, Scales, quantize
+from assay.ops.quantize.semi_structured import (
+    SemiStructured,
+    SemiStructuredCodes,
+    from_tensors,
+    pack,
+    pack_codes,
+    share_of_dense,
+    stored_bytes,
+    tensors,
+    to_torch,
+    unpack,
+)
 
 TWO_OF_FOUR = Sparsity(n=2, m=4)
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int8]
@@ -96,6 +110,59 @@ def test_tensors_that_are_missing_or_do_not_belong_together_are_refused():
         from_tensors({"weight_values": packed.values, "weight_indices": packed.indices[:, :1]})
     with pytest.raises(ValueError, match="of int8"):
         from_tensors({"weight_values": packed.values, "weight_indices": packed.indices.view(torch.int8)})
+
+
+INT8 = {
+    "symmetric": Format(bits=8, group_size=16), "asymmetric": Format(bits=8, group_size=16, symmetric=False), "a row": Format(bits=8, group_size=-1, symmetric=False),
+    "the tensor": Format(bits=8, group_size=0, symmetric=False), "float16 scales": Format(bits=8, group_size=8, scale="float16"),
+}  # fmt: skip
+
+
+def test_codes_are_told_from_zero_by_their_zero_point():
+    """Codes 3 and 3 of the second group mean 0 there, and 0 means -3."""
+    shared = Scales(torch.ones(1, 2), torch.tensor([[0, 3]], dtype=torch.int8))
+    quantized = Quantized(
+        torch.tensor([[0, 5, 0, -7, 3, 0, 3, 9]], dtype=torch.int8), shared, Format(bits=8, group_size=4, symmetric=False)
+    )
+    packed = pack_codes(quantized)
+    assert packed.codes.values.tolist() == [[5, -7, 0, 9]] and packed.codes.indices.tolist() == [[13 + 16 * 13]]
+    assert packed.quantized().codes.equal(quantized.codes)
+    assert packed.dense().tolist() == [[0, 5, 0, -7, 0, -3, 0, 6]]
+
+
+@pytest.mark.parametrize("name", INT8)
+@pytest.mark.parametrize(("rows", "cols"), [(1, 16), (6, 48), (5, 80)])
+def test_int8_codes_come_back_bit_for_bit_from_what_is_stored_in_five_eighths_of_their_bytes(name, rows, cols):
+    quantized = quantize(pruned(rows, cols, seed=rows), INT8[name])
+    packed = pack_codes(quantized)
+    stored, kind = layout.tensors(packed), json.loads(json.dumps(layout.kind_of(packed)))
+    back = layout.from_tensors(stored, kind)
+    assert isinstance(back, SemiStructuredCodes) and back.quantized().codes.equal(quantized.codes) and back.format == quantized.format
+    assert back.dense().equal(quantized.dense()) and (back.shape, back.form) == ((rows, cols), "2:4 int8")
+    if cols % 8 == 0:  # else the last byte of a row's places is half empty
+        parts = layout.tensors(quantized, whole_bytes=True)
+        shared = layout.nbytes(parts) - parts["weight"].nbytes
+        assert layout.stored_bytes(packed) - shared == Fraction(rows * cols) * share_of_dense(8)
+
+
+def test_groups_that_are_not_contiguous_keep_their_order():
+    order = (torch.arange(32) % 4).int()
+    quantized = quantize(pruned(4, 32), Format(bits=8, group_size=8, symmetric=False))
+    quantized = quantized._replace(
+        codes=torch.where(pruned(4, 32) != 0, quantized.codes, quantized.shared.zeros[:, order.long()]), order=order
+    )
+    back = layout.from_tensors(layout.tensors(pack_codes(quantized)), layout.kind_of(pack_codes(quantized)))
+    assert isinstance(back, SemiStructuredCodes)
+    assert back.quantized().codes.equal(quantized.codes) and back.order.equal(order) and back.dense().equal(quantized.dense())
+
+
+def test_codes_that_are_not_int8_or_not_2_of_4_are_refused():
+    with pytest.raises(ValueError, match=r"the codes are int4, and of rounded weights int8 alone is stored as 2:4 \(in 5/8 of its bytes\)"):
+        pack_codes(quantize(pruned(4, 16), Format(group_size=16)))
+    with pytest.raises(ValueError, match="Prune with the pattern 2:4 first"):
+        pack_codes(quantize(torch.randn(4, 16), Format(bits=8, group_size=16)))
+    with pytest.raises(ValueError, match="the weight has 6 columns, which are no groups of four"):
+        pack_codes(quantize(torch.zeros(2, 6), Format(bits=8, group_size=-1)))
 
 
 def test_the_form_of_torch_needs_cuda():
