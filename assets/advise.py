@@ -14,7 +14,7 @@ from assay.schemas.experiment import Experiment, Variant
 from assay.schemas.graph import draft_variant
 from assay.schemas.rounding import Quantize
 from assay.schemas.spec import canonical_json
-from assay.schemas.steps import Draft, Kv, Step
+from assay.schemas.steps import Draft, Kv, Step, rounding_of
 from assay.warehouse.devices import device_digest, device_row
 
 KNOWN_KL = "kl_mean_nats"
@@ -174,4 +174,5 @@ def arithmetic(steps: Sequence[Step]) -> str:
 
 def in_four_bits(candidate: Candidate) -> bool:
     """Whether the weights are in a 4-bit format."""
-    return any(isinstance(step, Quantize) and step.format in ("int4", "nf4", "mxfp4", "nvfp4") for step in candidate.variant.steps)
+    rounded = (rounding_of(step) for step in candidate.variant.steps)
+    return any(grid is not None and grid.format in ("int4", "nf4", "mxfp4", "nvfp4") for grid in rounded)

@@ -2,7 +2,7 @@
 
 from assay.schemas.graph import Node
 from assay.schemas.pruning import WIDTHS, Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
-from assay.schemas.rounding import Quantize, Rotate, Smooth
+from assay.schemas.rounding import Grid, Quantize, Rotate, Smooth
 from assay.schemas.steps import Draft, DraftModel, Kv
 from assay.schemas.training import Distill, Pretrain, PruneLearned
 
@@ -41,10 +41,13 @@ def describe(node: Node) -> str:
     return f"Run speculatively: {step.tokens} tokens a round proposed by {source}, verified exactly."
 
 
+def _groups(grid: Grid) -> str:
+    named = {-1: "one scale a row", "tensor": "one scale a weight", "block": "one scale a block"}
+    return named.get(grid.group_size or 0, f"groups of {grid.group_size}")
+
+
 def _describe_rounding(step: Quantize) -> str:
-    grid = {-1: "one scale a row", "tensor": "one scale a weight", "block": "one scale a block"}.get(
-        step.group_size or 0, f"groups of {step.group_size}"
-    )
+    grid = _groups(step)
     what = step.format if step.mixed is None else f"{', '.join(step.mixed.formats)} within {step.mixed.millibits / 1000} bits"
     zero = f", {'symmetric' if step.symmetric else 'asymmetric'}" if what.startswith("int") else ""
     inputs = f"; inputs to {step.inputs.format} a {step.inputs.per}" if step.inputs else ""
@@ -71,7 +74,8 @@ def _describe_pruning(step: PruneDepth | PruneWidth | PruneExperts | PruneWeight
         return f"{step.experts} experts of each mixture kept, by {step.method.replace('_', ' ')}."
     if isinstance(step, PruneWeights):
         share = f"{step.sparsity_pct} % of the" if step.pattern is None else f"All but {step.pattern.replace(':', ' of each ')}"
-        return f"{share} weights of the blocks set to zero, by {step.method}."
+        joint = f", and the others rounded to {step.quantize.format} ({_groups(step.quantize)}) in the same loop" if step.quantize else ""
+        return f"{share} weights of the blocks set to zero, by {step.method}{joint}."
     kept = ", ".join(f"{name.replace('_', ' ')} {getattr(step, name)}" for name in WIDTHS if getattr(step, name) is not None)
     heads = (
         ""

@@ -12,7 +12,7 @@ from assay.ops.cost.shape import Decoder
 from assay.schemas.base import Base, Shape
 from assay.schemas.devices import ModelShape
 from assay.schemas.pruning import Pack, PruneDepth, PruneWeights, PruneWidth
-from assay.schemas.rounding import Quantize, Rotate, Smooth
+from assay.schemas.rounding import Grid, Quantize, Rotate, Smooth
 from assay.schemas.steps import Draft, Kv, Step
 from assay.schemas.training import Distill
 from assay.schemas.widths import left
@@ -54,7 +54,7 @@ def predicted_footprint(base: Base, steps: Sequence[Step]) -> Footprint | Unknow
     if base.shape is None:
         return Unknown(f"the shape of {base.name} is not known here")
     outside = 8.0 * DTYPE_BYTES[base.dtype]
-    plan: dict[str, Any] = {"shape": base.shape, "bits": outside, "kv": "bfloat16", "draft": None}
+    plan: dict[str, Any] = {"shape": base.shape, "bits": outside, "code": int(outside), "kv": "bfloat16", "draft": None}
     for step in steps:
         why = _take(plan, step)
         if why:
@@ -81,6 +81,8 @@ def _take(plan: dict[str, Any], step: Step) -> str | None:
     match step:
         case PruneDepth() | PruneWidth():
             plan["shape"] = left(step, shape)
+        case PruneWeights() if step.quantize is not None:
+            _round(plan, step.quantize)
         case PruneWeights() | Smooth() | Distill():
             pass  # what is stored keeps its size: zeros of a dense weight cost what other numbers do
         case Rotate() if not shape.tied:
@@ -88,9 +90,10 @@ def _take(plan: dict[str, Any], step: Step) -> str | None:
         case Pack():
             from assay.ops.quantize.semi_structured import share_of_dense
 
-            plan["bits"] *= float(share_of_dense(int(plan["bits"])))
+            plan["bits"] -= plan["code"] * float(1 - share_of_dense(plan["code"]))  # scales stay
         case Quantize() if step.method in ("rtn", "gptq", "hqq") and (step.embeddings, step.head) == ("skip", "skip"):
-            plan["bits"] = step.mixed.millibits / 1000 if step.mixed else _bits(step, shape)
+            _round(plan, step)
+            plan["bits"] = step.mixed.millibits / 1000 if step.mixed else plan["bits"]
         case Kv():
             plan["kv"] = step.format
         case Draft() if step.method == "ngram":
@@ -102,8 +105,9 @@ def _take(plan: dict[str, Any], step: Step) -> str | None:
     return None
 
 
-def _bits(step: Quantize, shape: Shape) -> float:
+def _round(plan: dict[str, Any], grid: Grid) -> None:
     from assay.ops.quantize.grid import effective_bits
     from assay.ops.steps.quantize import format_of
 
-    return effective_bits(format_of(step), shape.hidden_size, shape.hidden_size)
+    format, width = format_of(grid), plan["shape"].hidden_size
+    plan["bits"], plan["code"] = effective_bits(format, width, width), format.bits

@@ -9,7 +9,7 @@ from assay.schemas.graph import Node
 from assay.schemas.pruning import Pack
 from assay.schemas.rounding import Quantize, Rotate, Smooth
 from assay.schemas.spec import canonical_json, digest_of
-from assay.schemas.steps import DraftModel, Kv, TrainedStep
+from assay.schemas.steps import DraftModel, Kv, TrainedStep, rounding_of
 from assay.schemas.training import Distill
 
 POOL_TIMING = "timing"
@@ -64,7 +64,7 @@ def kinds(node: Node) -> set[str]:
     if isinstance(step, Pack):
         return {"pytorch", "sparse"}
     return (
-        {"pytorch", "prune"}
+        {"pytorch", "prune", *([grid.format] if (grid := rounding_of(step)) else [])}
         if step is not None and step.kind.startswith("prune")
         else {"json", "kv" if isinstance(step, Kv) else "speculative"}
     )
@@ -78,7 +78,7 @@ def tags(experiment: Experiment, node: Node, stage: str) -> dict[str, str]:
         found["step"] = step.kind
         unsaid = ("format", "group_size") if not _on_a_grid(step) else ()  # what stands there is no part of the method
         for field in ("format", "method", "score", "layers", "group_size", "sparsity_pct", "pattern", "loss", "tokens"):
-            value = getattr(step, field, None)
+            value = getattr(step, field, None) or getattr(rounding_of(step), field, None)
             if value is not None and field not in unsaid:
                 found[field] = "row" if value == -1 else str(value).replace(":", "of")  # a tag has no colon
     for axis, options in experiment.axes.items():

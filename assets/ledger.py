@@ -18,7 +18,7 @@ from assay.schemas.manifest import Action
 from assay.schemas.metrics import TIMED_SUITES
 from assay.schemas.protocols import Choice, Divergence, Generation, LmEval, Protocol
 from assay.schemas.spec import digest_of
-from assay.schemas.steps import Draft, DraftModel, TrainedStep, WeightStep
+from assay.schemas.steps import Draft, DraftModel, TrainedStep, WeightStep, rounding_of
 from assay.schemas.texts import Text
 from assay.schemas.training import Distill
 from assay.warehouse.devices import device_digest
@@ -71,11 +71,11 @@ class Ledger:
                 step |= {"made": True} if node.step.made else {}
             return Action(step=step, code=code("assay.assets.build:write_runtime"), parents=known)
         if isinstance(node.step, TrainedStep):
-            data = {"text": self.text(node.step.text)}
+            data = self.texts(node.step)
         else:
             calibration = getattr(node.step, "calibration", None)
             data = {"calibration": self.text(calibration.text)} if calibration else {}
-        more = ("compressed-tensors",) if node.step.kind == "quantize" else ()
+        more = ("compressed-tensors",) if rounding_of(node.step) else ()
         if isinstance(node.step, Distill) and node.step.lora:
             more = ("peft",)
         return Action(
@@ -99,7 +99,7 @@ class Ledger:
             return None
         from assay.ops.steps.distill import asked_of_teacher
 
-        data = {"text": self.text(step.text)}
+        data = self.texts(step)
         return Action(
             step=asked_of_teacher(step),
             code=code("assay.ops.steps.distill:teach"),
@@ -150,6 +150,11 @@ class Ledger:
         if not isinstance(protocol, Choice | Generation):
             return {}
         return {"tasks": tasks_digest(protocol.tasks), "task_code": digest_of([code(each) for each in task_functions(protocol.tasks)])}
+
+    def texts(self, step: TrainedStep) -> dict[str, str]:
+        """The digests of what a step that trains reads: its text, or each of its domains."""
+        domains = getattr(step, "domains", None) or ()
+        return {f"domain_{number}": self.text(domain.text) for number, domain in enumerate(domains)} or {"text": self.text(step.text)}
 
     def text(self, text: Text) -> str:
         return text_digest(**text_source(text, self.experiment.file.parent))

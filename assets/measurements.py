@@ -20,8 +20,7 @@ from assay.schemas.graph import Graph, Node
 from assay.schemas.metrics import DRAFT_SUITES, PACKED_SUITES, PRUNED_SUITES, TIMED_SUITES, TRAINED_SUITES, UNDRAFTED_SUITES, suite_of
 from assay.schemas.protocols import Acceptance, Divergence, Protocol
 from assay.schemas.pruning import PruneWeights
-from assay.schemas.rounding import Quantize
-from assay.schemas.steps import TrainedStep
+from assay.schemas.steps import TrainedStep, rounding_of
 
 SHOWN_SLICES = ("kl_mean_nats", "acceptance_rate", "perplexity", "entropy_mean_nats", "pass_at_1", "pass_at_k", "majority_at_k")
 RETIME = "assay/retime"  # a run with this tag measures its timings again although there are some of this device
@@ -47,7 +46,7 @@ def measured(graph: Graph, variant: Variant) -> list[str]:
     is a step that packs, of zeros where weights were pruned, and of a training run where one ends the chain.
     """
     without = UNDRAFTED_SUITES if variant.draft else DRAFT_SUITES
-    if not any(isinstance(step, Quantize) for step in variant.steps):
+    if not any(rounding_of(step) for step in variant.steps):
         without |= PACKED_SUITES
     if not any(isinstance(step, PruneWeights) for step in variant.steps):
         without |= PRUNED_SUITES

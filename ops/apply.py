@@ -114,7 +114,7 @@ def _way(step: RewriteStep) -> str:
         case Quantize():
             return quantize.entry(step)
         case PruneWeights():
-            return step.method
+            return step.method if step.quantize is None else f"{step.method}_rounded"
         case PruneDepth():
             return step.score if step.score in ("perplexity", "random", "listed") else step.kind
         case Smooth() | Rotate():

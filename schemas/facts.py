@@ -121,6 +121,8 @@ class Measurement(Spec):
         "layer",
         "head",
         "tokens",
+        "domain",
+        "domain_tokens",
         "task",
         "task_metric",
         "task_k",

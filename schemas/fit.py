@@ -13,7 +13,7 @@ from assay.schemas.protocols import Acceptance, Speculation, Speed
 from assay.schemas.pruning import Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
 from assay.schemas.rounding import Quantize, Rotate
 from assay.schemas.spec import canonical_json
-from assay.schemas.steps import RUNTIME_STEPS, Draft, RuntimeStep, Step, WeightStep
+from assay.schemas.steps import RUNTIME_STEPS, Draft, RuntimeStep, Step, WeightStep, rounding_of
 from assay.schemas.training import Distill, Pretrain, PruneLearned
 from assay.schemas.widths import left, unfit
 from assay.schemas.yaml import Path_, Problem
@@ -160,7 +160,7 @@ def _order(experiment: Experiment, placed: Placed) -> Iterator[Problem]:
     start = shape = experiment.base.shape
     before: list[Step] = []
     for path, step in placed:
-        problem = _after(path, step, [each.kind for each in before])
+        problem = _after(path, step, before)
         if problem:
             yield problem
         elif isinstance(step, RuntimeStep):
@@ -192,8 +192,9 @@ def _early(path: Path_, kept: int, layers: int) -> Problem | None:
     return Problem((*path, "early_exit"), f"the first {kept} of the {layers} layers that the target has are not fewer than all", remedy)
 
 
-def _after(path: Path_, step: Step, before: list[str]) -> Problem | None:
-    """What is wrong with ``step`` after steps of the kinds ``before``."""
+def _after(path: Path_, step: Step, earlier: list[Step]) -> Problem | None:
+    """What is wrong with ``step`` after the steps ``earlier``."""
+    before = [each.kind for each in earlier]
     if "draft" in before:
         what = "a second draft" if isinstance(step, Draft) else f"{step.kind} after a draft"
         remedy = "one draft a variant, on the last axis"
@@ -226,16 +227,29 @@ def _after(path: Path_, step: Step, before: list[str]) -> Problem | None:
         return Problem(path, "a second rotate step in one variant", "keep one, or exclude the combination")
     if isinstance(step, Pretrain) and before:
         return Problem(path, f"pretrain after {before[-1]}, but it begins from nothing", "put it first, on an axis before the others")
-    if isinstance(step, Pack) and "prune_weights" not in before:
+    if isinstance(step, Pack) and not any(isinstance(each, PruneWeights) and each.pattern == step.pattern for each in earlier):
         return Problem(path, "pack, but nothing before it makes 2:4 weights", "a prune_weights step with pattern 2:4 before it does")
     if "pack" in before:
         return Problem(
             path, f"{step.kind} after pack, but packed weights are not changed again", "pack as the last step that changes weights"
         )
-    if "quantize" in before:
-        what = "a second quantize step" if isinstance(step, Quantize) else f"{step.kind} after quantize"
-        return Problem(path, f"{what}, but integer codes are not changed again", "one quantize step, as the last that changes weights")
-    return None
+    rounded = next((each for each in earlier if rounding_of(each)), None)
+    if rounded is None or (isinstance(step, Pack) and _in_int8(rounded)):
+        return None
+    if isinstance(step, Pack):
+        return Problem(
+            path, "pack after rounding, of which int8 codes alone are stored as 2:4", "format: int8 before it, or leave pack out"
+        )
+    joint = "" if isinstance(rounded, Quantize) else f"{rounded.kind} with "
+    what = "a second quantize step" if isinstance(step, Quantize) and not joint else f"{step.kind} after {joint}quantize"
+    return Problem(path, f"{what}, but integer codes are not changed again", "one quantize step, as the last that changes weights")
+
+
+def _in_int8(step: Step) -> bool:
+    """Whether ``step`` leaves plain int8 codes in every block."""
+    plain = not isinstance(step, Quantize) or (step.mixed is None and step.method in ("rtn", "gptq", "hqq"))
+    grid = rounding_of(step)
+    return grid is not None and grid.format == "int8" and plain
 
 
 def _slugs(experiment: Experiment, points: Points) -> Iterator[Problem]:
@@ -318,7 +332,7 @@ def _draft_variant(
         yield Problem(path, f"names a variant that cannot be: {problem.message}", problem.remedy)
         return
     for _, step in placed if trained else []:
-        if isinstance(step, Quantize):
+        if rounding_of(step):
             message = "is trained but already quantized, and integer codes are not changed again"
             yield Problem(path, message, "name the variant without quantize, and say distill: {quantize: ...} to round it after training")
         elif isinstance(step, RUNTIME_STEPS):

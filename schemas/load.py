@@ -19,7 +19,7 @@ from assay.schemas.explain import explain, shown, unknown
 from assay.schemas.fit import judge
 from assay.schemas.metrics import METRICS
 from assay.schemas.protocols import Protocol, Speed
-from assay.schemas.steps import Draft, Step
+from assay.schemas.steps import Draft, Step, TrainedStep
 from assay.schemas.texts import Text
 from assay.schemas.yaml import LARGEST_FILE, Path_, Problem, read
 
@@ -214,6 +214,10 @@ def _texts(parsed: ExperimentFile) -> Iterator[tuple[Path_, Text]]:
         if isinstance(text := getattr(entry, "text", None), Text):
             yield ("measure", index, "text"), text
     for path, step in _steps(parsed):
+        if isinstance(step, TrainedStep):
+            yield (*path, "text"), step.text
+        for number, domain in enumerate(getattr(step, "domains", None) or ()):
+            yield (*path, "domains", number, "text"), domain.text
         if (calibration := getattr(step, "calibration", None)) is not None:
             yield (*path, "calibration", "text"), calibration.text
         if (distill := getattr(step, "distill", None)) is not None:

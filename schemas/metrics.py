@@ -106,6 +106,7 @@ METRICS: dict[str, dict[str, Literal["lower", "higher"] | None]] = {
         "teacher_log_perplexity": None,
         "regained_share": "higher",
         "training_loss": "lower",
+        "domain_weight": None,
     },
     "choice": {"accuracy": "higher", "accuracy_normalised": "higher", "option_mass": "higher"},
     "lm_eval": {"harness_score": None},

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from assay.schemas.rounding import Grid
 from assay.schemas.spec import Spec
 from assay.schemas.texts import Calibration
 
@@ -52,6 +53,11 @@ class PruneWeights(Spec):
     )
     damping_pct: int = Field(default=1, ge=1, le=100, description="sparsegpt: percent of the Hessian's mean diagonal that is added to it")
     calibration: Calibration | None = Field(default=None, description="wanda, sparsegpt: the text that they look at")
+    quantize: Grid | None = Field(
+        default=None,
+        exclude_if=lambda grid: grid is None,  # what is not asked for is not said, so that what was built before it could be keeps its key
+        description="sparsegpt: what the weights that stay are rounded to in the same loop; the step then packs, as a quantize step does",
+    )
 
     @model_validator(mode="after")
     def fitting(self) -> "PruneWeights":
@@ -61,6 +67,15 @@ class PruneWeights(Spec):
             raise ValueError("scope is for method: magnitude with sparsity_pct; wanda ranks within rows, and a pattern within its groups")
         if self.damping_pct != 1 and self.method != "sparsegpt":
             raise ValueError(f"damping_pct with method: {self.method}, which has no Hessian; only sparsegpt takes it")
+        if self.quantize is not None and self.method != "sparsegpt":
+            raise ValueError(
+                f"quantize with method: {self.method}, which changes no weight that stays; a quantize step after it rounds them"
+            )
+        size, width = (self.quantize and self.quantize.group_size), int((self.pattern or ":1").partition(":")[2])
+        if isinstance(size, int) and size % width and size != -1:
+            raise ValueError(
+                f"group_size {size} of quantize is no whole number of groups of {width} ({self.pattern}); a multiple of {width} works"
+            )
         if self.method == "magnitude" and self.calibration is not None:
             raise ValueError("calibration with method: magnitude, which looks at no text; leave it out")
         if self.method != "magnitude" and self.calibration is None:
@@ -119,7 +134,7 @@ class PruneExperts(Spec):
 
 
 class Pack(Spec):
-    """Store 2:4 weights as what is left of them and where it was; after it no weight changes."""
+    """Store 2:4 weights, or their int8 codes, as what is left of them and where it was; after it no weight changes."""
 
     kind: Literal["pack"] = "pack"
     pattern: Literal["2:4"] = "2:4"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from assay.schemas.pruning import Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
-from assay.schemas.rounding import Quantize, Rotate, Smooth
+from assay.schemas.rounding import Grid, Quantize, Rotate, Smooth
 from assay.schemas.spec import BaseName, Name, Spec
 from assay.schemas.training import Distill, DraftDistill, Pretrain, PruneLearned
 
@@ -77,6 +77,11 @@ class Draft(Spec):
         if self.early_exit is None and self.distill is None:
             return None
         return DraftModel(early_exit=self.early_exit, distill=self.distill)
+
+
+def rounding_of(step: object) -> Grid | None:
+    """What ``step`` rounds weights to: a quantize step, or pruning that rounds what stays; None where it rounds none."""
+    return step if isinstance(step, Quantize) else step.quantize if isinstance(step, PruneWeights) else None
 
 
 RewriteStep = PruneDepth | PruneWidth | PruneExperts | PruneWeights | Pack | Smooth | Rotate | Quantize  # in one pass

@@ -22,6 +22,45 @@ class Training(Spec):
     text: Text = Text(name="wikipedia_train")
 
 
+class Domain(Spec):
+    """One of several texts that a run reads."""
+
+    text: Text
+    share_pct: int = Field(ge=1, le=99, description="percent of the rows that are read from it at first")
+
+    @property
+    def called(self) -> str:
+        """The text in a word, under which its facts are."""
+        return self.text.name or self.text.path or f"{self.text.hub}/{self.text.file}"
+
+
+class Mixed(Training):
+    """A run that may read several texts, in the place of one."""
+
+    domains: tuple[Domain, ...] | None = Field(
+        default=None,
+        exclude_if=lambda domains: domains is None,  # a step without them has the key that it had before there were any
+        description="in the place of text: several; at each evaluation those whose loss is furthest above the base's are read more",
+    )
+
+    @model_validator(mode="after")
+    def mixable(self) -> "Mixed":
+        if self.domains is None:
+            return self
+        called = [domain.called for domain in self.domains]
+        if len(called) < 2:
+            raise ValueError(f"domains has {len(called) or 'no'} text; two or more were expected, or one as text")
+        twice = next((name for name in called if called.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"domains has {twice} twice; each text once was expected")
+        total = sum(domain.share_pct for domain in self.domains)
+        if total != 100:
+            raise ValueError(f"the share_pct of domains add up to {total}; 100 was expected")
+        if self.text != type(self).model_fields["text"].default:
+            raise ValueError("text beside domains, which are read in its place; leave one of them out")
+        return self
+
+
 class Taught(Training):
     """A run toward a teacher."""
 
@@ -53,7 +92,7 @@ class Lora(Spec):
     alpha: int = Field(default=16, ge=1, le=65_536, description="the adapters' product counts alpha / rank times")
 
 
-class Distill(Taught):
+class Distill(Taught, Mixed):
     """Train the weights as they are by now toward the base, on text, on the student's own samples, or both. Zeros that pruning made stay zero."""
 
     kind: Literal["distill"] = "distill"
@@ -103,7 +142,7 @@ class Distill(Taught):
         return self
 
 
-class PruneLearned(Training):
+class PruneLearned(Mixed):
     """Learn what to remove: gates on layers, groups of heads, and channels are trained with the weights until so much is left, then cut (Sheared LLaMA)."""
 
     kind: Literal["prune_learned"] = "prune_learned"

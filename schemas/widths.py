@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from assay.schemas.base import Shape
 from assay.schemas.pruning import Pack, PruneDepth, PruneExperts, PruneWeights, PruneWidth
-from assay.schemas.rounding import BLOCK, GROUPS, Quantize, Rotate, Smooth
+from assay.schemas.rounding import BLOCK, GROUPS, Grid, Quantize, Rotate, Smooth
 from assay.schemas.steps import WeightStep
 from assay.schemas.training import Distill, Pretrain, PruneLearned
 from assay.schemas.yaml import Path_, Problem
@@ -23,18 +23,20 @@ def unfit(path: Path_, step: WeightStep, shape: Shape) -> Iterator[Problem]:
             yield Problem((*path, "listed"), f"names block {step.listed[-1]} of {shape.layers}", f"blocks are 0 to {shape.layers - 1}")
         case PruneWidth():
             yield from _cut(path, step, shape)
-        case PruneWeights() if step.pattern is not None:
-            size = int(step.pattern.partition(":")[2])
+        case PruneWeights():
+            size = int((step.pattern or ":1").partition(":")[2])
             bad = _uneven(size, _columns(shape), "columns")
             if bad:
                 yield Problem((*path, "pattern"), f"groups of {size} do not divide the {bad[0]}", "sparsity_pct takes any width")
+            if step.quantize is not None:
+                yield from _grouped((*path, "quantize"), step.quantize, shape)
         case PruneLearned():
             there = {"layers": shape.layers, "kv_groups": shape.kv_heads, "ffn": shape.intermediate_size, "hidden": shape.hidden_size}
             yield from _kept(path, step, there)
         case Pretrain() if step.parameters is not None and not ffn_within(step, shape.vocab_size):
             message = f"{step.parameters:,} weights are too few for this shape with a vocabulary of {shape.vocab_size:,}"
             yield Problem((*path, "parameters"), message, "fewer layers, a smaller hidden, or tied: true take less")
-        case PruneDepth() | PruneWeights() | PruneExperts() | Pack() | Rotate() | Distill() | Pretrain():
+        case PruneDepth() | PruneExperts() | Pack() | Rotate() | Distill() | Pretrain():
             pass
 
 
@@ -102,28 +104,29 @@ def _uneven(size: object, sizes: Mapping[str, int], what: str) -> list[str]:
     return [f"{number} {what} of {name}" for name, number in sizes.items() if isinstance(size, int) and number % size]
 
 
-def _grouped(path: Path_, step: Quantize | Smooth, shape: Shape) -> Iterator[Problem]:
+def _grouped(path: Path_, step: Grid, shape: Shape) -> Iterator[Problem]:
     """A group, a block or a vector that does not divide a layer."""
 
     def uneven(size: object) -> list[str]:
         return _uneven(size, _columns(shape), "columns")
 
     size, mixed = step.group_size, step.mixed if isinstance(step, Quantize) else None
+    method = step.method if isinstance(step, Quantize | Smooth) else None
     if mixed is not None:
         sizes = {name: size if name.startswith("int") else GROUPS[name] for name in mixed.formats}
         name = next((name for name, each in sizes.items() if uneven(each)), None)
         if name is not None:
             message = f"{name} has groups of {sizes[name]}, which do not divide the {uneven(sizes[name])[0]}"
             yield Problem((*path, "mixed", "formats"), message, "leave it out, or say another group_size for integers")
-    elif step.method in ("e8", "additive"):
+    elif method in ("e8", "additive"):
         if uneven(VECTOR):
-            message = f"{step.method} rounds {VECTOR} weights at once, which do not divide the {uneven(VECTOR)[0]}"
+            message = f"{method} rounds {VECTOR} weights at once, which do not divide the {uneven(VECTOR)[0]}"
             yield Problem((*path, "method"), message, "rtn and gptq take any width")
     elif size == "block":
         bad = uneven(BLOCK) + _uneven(BLOCK, _rows(step, shape), "rows")
         if bad:
             yield Problem((*path, "group_size"), f"blocks of {BLOCK} do not divide the {bad[0]}", "-1, which is one scale a row, would")
-    elif step.method != "smoothquant" and uneven(size):
+    elif method != "smoothquant" and uneven(size):
         fitting = [str(each) for each in (32, 64, 128, 256, 512) if not uneven(each)]
         remedy = f"{' or '.join(fitting) or 'none of the usual sizes'} would, and -1 is one group a row"
         yield Problem((*path, "group_size"), f"{size} does not divide the {uneven(size)[0]}", remedy)
@@ -131,7 +134,7 @@ def _grouped(path: Path_, step: Quantize | Smooth, shape: Shape) -> Iterator[Pro
         yield from _ends(path, step, shape)
 
 
-def _rows(step: Quantize | Smooth, shape: Shape) -> dict[str, int]:
+def _rows(step: Grid, shape: Shape) -> dict[str, int]:
     """The rows of what is rounded."""
     rows = {
         "q_proj": shape.heads * shape.head_dim,

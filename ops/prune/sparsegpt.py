@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from assay.ops.prune.masks import Pruned, Sparsity, prunable, realised, require_fit, select
+from assay.ops.prune.masks import Pruned, Sparsity, prunable, realised, require_fit, require_kept, select
 from assay.ops.quantize import grid
 from assay.ops.quantize.gptq import ESCALATIONS, Factor, factorize
 from assay.ops.quantize.grid import Format, Quantized, Scales, largest_divisor, naming
@@ -213,7 +213,14 @@ def _by_cost(weight: Tensor, cost: Tensor, sparsity: Sparsity | Tensor, format: 
     if format is None:
         return Solved(pruned, 0.0, 0.0, True)
     quantized = grid.quantize(pruned, format)
-    return Solved(grid.dequantize(quantized), 0.0, 0.0, True, quantized)
+    return Solved(_dequantized(quantized, zeros), 0.0, 0.0, True, quantized)
+
+
+def _dequantized(quantized: Quantized, zeros: Tensor) -> Tensor:
+    """The rounded weight, in which what was removed is exactly zero, or a refusal."""
+    weight = grid.dequantize(quantized)
+    require_kept({f"the weight in {quantized.form}": zeros}, {f"the weight in {quantized.form}": weight})
+    return weight
 
 
 class _Loop:
@@ -237,7 +244,8 @@ class _Loop:
         missed = sum(self._prune(low, min(low + self.block, cols)) for low in range(0, cols, self.block))
         error = max(float(missed - self.factor.added @ self.lost.square().sum(dim=1)), 0.0)
         quantized = self.rounding.quantized() if self.rounding else None
-        return Solved(self.weight.T.contiguous(), error, self.factor.damping, False, quantized)
+        weight = self.weight.T.contiguous() if quantized is None else _dequantized(quantized, self.zeros.T)
+        return Solved(weight, error, self.factor.damping, False, quantized)
 
     def _now(self, low: int, high: int) -> tuple[Tensor, Tensor]:
         """Columns as they are once those before ``low`` are done, and what an error in each takes from the others: unit lower triangular."""

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.ops.steps.training import Running, load_teacher, settings_of, steps_of, texts_of, told_of, with_curve
+from assay.ops.steps.domains import reading_of, told_of_domains
+from assay.ops.steps.training import Running, load_teacher, settings_of, steps_of, told_of, with_curve
 from assay.schemas.training import Distill
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def asked_of_teacher(step: Distill) -> dict[str, Any]:
         "windows": steps_of(step) * step.batch,
         "top_k": step.top_k,
         "text": step.text.model_dump(mode="json"),
+        **({} if step.domains is None else {"domains": [domain.model_dump(mode="json") for domain in step.domains]}),
     }
 
 
@@ -36,8 +38,8 @@ def teach(step: Distill, teacher: Path, out: Path, *, windows: "Windows") -> dic
     from assay.ops.train.overlap import states_of
     from assay.ops.train.teachers import teacher_states, top_k_logits
 
+    read, held_out, _ = reading_of(step, windows)
     model = load_teacher(teacher)
-    read, held_out = texts_of(step, windows)
     tensors = {"held_out": states_of(model, held_out).cpu()}
     if step.top_k is None:
         tensors["states"] = teacher_states(model, read)
@@ -83,7 +85,7 @@ def distill(
     require_same_tokens(tokenizer, checkpoint.load_tokenizer(parent))
     student, stored = opened(parent, step.kind)
     dense.move(student, device=where)
-    read, held_out = texts_of(step, windows)
+    read, held_out, domains = reading_of(step, windows)
     given = load_teacher(teacher) if said is None else _read(step, said, teacher, len(tokenizer))
     pairs = paired_blocks(layers_from(student, given)) if step.hidden_pct else ()
     objective = Objective(
@@ -94,13 +96,14 @@ def distill(
     adapted = None if step.lora is None else adapt(student, rank=step.lora.rank, alpha=step.lora.alpha, seed=running.seed)
     points = recover(
         student, given, read, held_out, objective=objective, settings=settings_of(step, running.seed), rows=step.batch, zeros=zeros, vocabulary=len(tokenizer),
-        on_policy=OnPolicy(step.on_policy_pct, eos_ids=eos_of(student)), bf16=bf16, **running.followed,
+        on_policy=OnPolicy(step.on_policy_pct, eos_ids=eos_of(student)), domains=domains, bf16=bf16, **running.followed,
     )  # fmt: skip
     if adapted is not None:
         merge(adapted)
     written(dense.move(student, stored, "cpu"), parent, out)
     return with_curve(out, {
-        "loss": step.loss, "before": points[0].metrics, "after": points[-1].metrics, **told_of(step, points, held_out, bf16=bf16),
+        "loss": step.loss, "before": points[0].metrics, "after": points[-1].metrics, **told_of_domains(step),
+        **told_of(step, points, held_out, bf16=bf16),
     })  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.ops.steps.training import Running, settings_of, steps_of, texts_of, told_of, with_curve
+from assay.ops.steps.domains import reading_of, told_of_domains
+from assay.ops.steps.training import Running, settings_of, steps_of, told_of, with_curve
 from assay.schemas.training import PruneLearned
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ def prune_learned(
     model, stored = opened(parent, step.kind)
     require_possible(model, kv_groups=step.kv_groups, query_heads=None, ffn=step.ffn, hidden=step.hidden)
     dense.move(model, device=device())
-    read, held_out = texts_of(step, windows)
+    read, held_out, domains = reading_of(step, windows)
     settings = settings_of(step, running.seed)._replace(stop_above=None)  # its loss has the multipliers in it, which rise
     before = structure.shape_numbers(model)
     found = learn_masks(
         model, read, held_out, Target(step.layers, step.kv_groups, step.ffn, step.hidden), settings=settings, gate_rate=step.gate_rate,
-        target_warmup_steps=steps_of(step) * step.target_warmup_pct // 100, rows=step.batch,
+        target_warmup_steps=steps_of(step) * step.target_warmup_pct // 100, rows=step.batch, domains=domains,
         vocabulary=len(checkpoint.load_tokenizer(parent)), **running.followed,
     )  # fmt: skip
     kept = found.kept
@@ -57,4 +58,5 @@ def prune_learned(
         cut(model, widths)
     after = structure.shape_numbers(model)
     written(dense.move(model, stored), parent, out)
-    return with_curve(out, {"before": before, "after": after, "layers": kept.layers, **told_of(step, found.points, held_out)})
+    told = {"before": before, "after": after, "layers": kept.layers, **told_of_domains(step), **told_of(step, found.points, held_out)}
+    return with_curve(out, told)

@@ -13,10 +13,17 @@ NAMES = {
     "kl_nats": ("student_kl_nats", "nat"), "top1_agreement": ("student_top1_agreement", "1"), "log_perplexity": ("student_log_perplexity", "nat"),
     "base_log_perplexity": ("teacher_log_perplexity", "nat"),
 }  # fmt: skip
+OF_A_DOMAIN = {
+    "log_perplexity_domain_": ("student_log_perplexity", "nat"), "base_log_perplexity_domain_": ("teacher_log_perplexity", "nat"),
+    "weight_domain_": ("domain_weight", "1"),
+}  # before the domain's number  # fmt: skip
 
 
 def recovery(protocol: Recovery, subject: Subject, *, reference: Path | None, experiment_dir: Path | None) -> Result:
     """What the student was at the end and after so many tokens (slice ``tokens``), on text that it was not trained on; no model is run.
+
+    Of a run that read several domains also by domain (slices ``domain``, and ``domain_tokens`` as domain/tokens), and the share of the rows that each had
+    from then on. The teacher is the base; of learned masks, the model before them.
 
     ``regained_share`` is the part of the gap in log perplexity between student and base that training closed: 0 nothing, 1 all. A run without a teacher has log perplexities alone.
 
@@ -41,5 +48,14 @@ def recovery(protocol: Recovery, subject: Subject, *, reference: Path | None, ex
             metrics.append(metric("training_loss", point["loss"], "nat", point["tokens"], **sliced))
         metrics += [
             metric(NAMES[key][0], value, NAMES[key][1], tokens, **sliced) for key, value in point["metrics"].items() if key in NAMES
+        ]
+    for number, name in enumerate(told.get("domains", ())):
+        metrics += [
+            metric(called, point["metrics"][f"{key}{number}"], unit, tokens // len(told["domains"]), slice_kind=kind, slice=where)
+            for key, (called, unit) in OF_A_DOMAIN.items()
+            for point, kind, where in (
+                *((each, "domain_tokens", f"{name}/{each['tokens']}") for each in curve if each["metrics"]),
+                (curve[-1], "domain", name),
+            )
         ]
     return Result(metrics, [], {"recovery": recovery_curve_png(curve)}, {"steps": told["steps"], "tokens": told["tokens"]})

@@ -7,6 +7,7 @@ come out (``ops/prune/width.py``, ``ops/prune/depth.py``), or recovery after it.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from assay.ops.evaluate.divergence import head_of
 from assay.ops.models import structure
 from assay.ops.train import passes
 from assay.ops.train.batches import Batch, batch_of, digest, generator, rows_at, split
+from assay.ops.train.domains import REFERENCE, Domains, identity, losses_of, reader, with_weights
 from assay.ops.train.loop import Loss, Point, Progress, Settings, train
 from assay.ops.train.losses import cross_entropy_sum, trainable_head
 from assay.ops.train.overlap import states_of
@@ -190,6 +192,7 @@ def learn_masks(
     gate_rate: float = 0.3,
     target_warmup_steps: int = 0,
     rows: int = 8,
+    domains: Domains | None = None,
     vocabulary: int | None = None,
     state: Path | None = None,
     run: dict[str, Any] | None = None,
@@ -201,13 +204,15 @@ def learn_masks(
         model: float32, dense, like Llama.
         gate_rate: the learning rate of gates and multipliers; that of the weights is ``settings.learning_rate``, with the same schedule.
         target_warmup_steps: over which the wanted sizes go from all to the target, in a straight line.
+        domains: of the windows; a step then reads more of those whose loss, with the hard masks of the moment, is furthest above that of the model as it
+            came, see ``domains.reader``.
         vocabulary: how many ids the tokenizer has; all of the head when None.
         state, run, progress: see ``loop.train``.
     Raises:
         ValueError: see :func:`gates_for` and ``loop.train``; or a warm-up as long as the run.
         DivergedError: see ``loop.train``.
     Source:
-        Xia et al. 2023 (Sheared LLaMA), §3.1, arXiv:2310.06694. Unlike it: gates begin open, not half open; query heads go with their key head; norms
+        Xia et al. 2023 (Sheared LLaMA), §3.1 and §3.2, arXiv:2310.06694. Unlike it: gates begin open, not half open; query heads go with their key head; norms
         are not taken over the open channels alone, see :func:`masked`; a kept gate counts 1 in the end, whatever its mean; AdamW's steps of gates are
         smaller than its 1.0.
     """
@@ -220,12 +225,16 @@ def learn_masks(
     size, device = min(vocabulary or len(head_of(model).weight), len(head_of(model).weight)), model.device
     drawn: dict[str, Tensor] = {}
     share = 0.0
+    curve: list[Point] = []
+    choose = partial(rows_at, rows=rows, windows=len(windows), seed=settings.seed)
+    if domains is not None:
+        choose = reader(domains, curve, windows=len(windows), rows=rows, seed=settings.seed)
 
     def batches(step: int) -> list[Batch]:
         nonlocal share
         drawn.update(gates.uniforms(generator(settings.seed, "gates", step)))  # one draw a step, however many parts it has
         share = min(1.0, (step + 1) / (target_warmup_steps + 1))
-        return split(batch_of(windows, rows_at(step, rows=rows, windows=len(windows), seed=settings.seed), device), passes.FORWARD_TOKENS)
+        return split(batch_of(windows, choose(step), device), passes.FORWARD_TOKENS)
 
     def loss_of(batch: Batch) -> Loss:
         with masked(model, gates.draw(drawn)):
@@ -236,21 +245,31 @@ def learn_masks(
 
     def evaluate() -> dict[str, float]:
         with masked(model, gates.hard(target)):
-            states = states_of(model, held_out)[:, :-1].flatten(0, 1)
+            states = states_of(model, held_out)
         targets = held_out[:, 1:].flatten().to(device)
-        found = {"log_perplexity": float(cross_entropy_sum(targets, states, head_of(model), vocabulary=size)) / len(targets)}
-        return found | {f"expected_{kind}": float(each.mean()) for kind, each in gates.expected().items()}
+        total = cross_entropy_sum(targets, states[:, :-1].flatten(0, 1), head_of(model), vocabulary=size)
+        found = {"log_perplexity": float(total) / len(targets)}
+        found |= {f"expected_{kind}": float(each.mean()) for kind, each in gates.expected().items()}
+        if domains is None:
+            return found
+        if curve:
+            known = {name: value for name, value in curve[0].metrics.items() if name.startswith(REFERENCE)}
+        else:  # before the first step, without a mask
+            known = losses_of(domains, held_out, states_of(model, held_out), head_of(model), vocabulary=size, name=REFERENCE)
+        return found | losses_of(domains, held_out, states, head_of(model), vocabulary=size) | known
 
     told = {
         "target": dict(target._asdict()), "gate_rate": gate_rate, "target_warmup_steps": target_warmup_steps, "rows": rows,
         "windows": list(windows.shape), "text": digest(windows), "vocabulary": size,
+        "domains": identity(domains),
     }  # fmt: skip
     multiple = gate_rate / settings.learning_rate
     rates = {"gates.": multiple, "multipliers.": multiple}
     whole = nn.ModuleDict({"student": model, "gates": gates, "multipliers": multipliers})
-    points = train(
-        whole, batches, loss_of, settings, rates=rates, evaluate=evaluate, state=state, run={**told, **(run or {})}, progress=progress
+    train(
+        whole, batches, loss_of, settings, rates=rates, curve=curve, evaluate=evaluate, state=state, run={**told, **(run or {})}, progress=progress
     )  # fmt: skip
+    points = curve if domains is None else with_weights(domains, curve)
     return Learned(kept_by(gates.hard(target), structure.shape_numbers(model)), points)
 
 

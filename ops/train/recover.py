@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from assay.ops.evaluate.divergence import Head, check_head, head_of
 from assay.ops.train import passes
 from assay.ops.train.batches import Batch, batch_of, digest, rows_at, split
-from assay.ops.train.domains import Domains, losses_with, reader
+from assay.ops.train.domains import REFERENCE, Domains, identity, losses_of, reader, with_weights
 from assay.ops.train.hidden import Pairs, hidden_sum, maps_between
 from assay.ops.train.loop import Loss, Point, Progress, Settings, train
 from assay.ops.train.losses import DivergenceName, cross_entropy_sum, distillation_sum, divergence, trainable_head
@@ -83,13 +83,13 @@ def recover(
         held_out: text that is not trained on, for the evaluations.
         zeros: name of a parameter → True at weights that are zero and stay so.
         document_ends: see ``passes.final_states``; a cache has to be made with the same.
-        domains: of the windows; a step then reads more of those that are furthest from their references, see ``domains.reader``.
+        domains: of the windows; a step then reads more of those whose loss is furthest above the teacher's, see ``domains.reader``.
         bf16: blocks multiply in bfloat16 (autocast); weights, losses, head and evaluations stay float32.
         vocabulary: how many ids the tokenizer that both share has; ids beyond are padding. What both heads have, when None.
         state, run, progress: see ``loop.train``.
     Returns:
         The curve: the loss of each point as it is minimised, and the metrics of ``overlap.Overlap`` on ``held_out``, with a top-k cache those of
-        :class:`Bias` too.
+        :class:`Bias` too, with domains those of ``ops/train/domains.py``.
     Raises:
         ValueError: the teacher cannot give what is asked (samples and hidden states need the model), does not fit the windows, or heads are not
             the last layer; and what ``loop.train`` and ``on_policy.with_samples`` refuse.
@@ -148,10 +148,10 @@ def recover(
         **asked._asdict(), "hidden": [list(pair) for pair in asked.hidden], "on_policy_pct": on_policy.pct, "rows": rows, "prefix": prefix,
         "teacher": type(teacher).__name__, "tail": getattr(teacher, "tail", None), "windows": list(windows.shape), "text": digest(windows),
         "vocabulary": shared, "document_ends": sorted(document_ends), "bf16": bf16,
-        "domains": None if domains is None else [part if part is None or isinstance(part, tuple) else part.tolist() for part in domains],
+        "domains": identity(domains),
         "zeros": {name: int(mask.sum()) for name, mask in (zeros or {}).items()},
     }  # fmt: skip
-    return train(
+    train(
         _Trained(student, maps),
         batches,
         loss_of,
@@ -163,6 +163,7 @@ def recover(
         run={**told, **(run or {})},
         progress=progress,
     )
+    return curve if domains is None else with_weights(domains, curve)
 
 
 def zeros_of(model: nn.Module, names: Collection[str]) -> dict[str, Bool[Tensor, "..."]]:
@@ -257,8 +258,21 @@ def _measures(
     if isinstance(teacher, CachedTopK) and compare is not None:
         found.append(_bias_with(teacher, held, head.cut(shared), held_out, compare, document_ends))
     if domains is not None:
-        found.append(losses_with(domains, held_out, vocabulary=shared, document_ends=document_ends))
+        found.append(_domains_with(domains, held, head, held_out, shared, document_ends))
     return found
+
+
+def _domains_with(
+    domains: Domains, held: Tensor, head: Head, held_out: Tensor, shared: int, document_ends: Collection[int]
+) -> Callable[[Any], dict[str, float]]:
+    """The loss of each domain, of the student and of the teacher."""
+    said = losses_of(domains, held_out, held, head, vocabulary=shared, name=REFERENCE)
+
+    def measure(student: Any) -> dict[str, float]:
+        states = states_of(student, held_out, document_ends=document_ends)
+        return losses_of(domains, held_out, states, head_of(student), vocabulary=shared) | said
+
+    return measure
 
 
 def _bias_with(

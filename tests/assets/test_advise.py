@@ -69,6 +69,18 @@ def test_predicted_bytes_of_a_base_and_of_its_int4_are_those_of_the_article_s_ar
     assert base.kv_bytes_per_token == 2 * 30 * 3 * 64 * 2
 
 
+def test_predicted_bytes_of_2_of_4_leave_scales_whole():
+    assert SMOL.shape is not None
+    blocks, head = decoder_of(SMOL.shape).block_parameters, 2 * 49_152 * 576
+    fours, pack = {"kind": "prune_weights", "method": "sparsegpt", "pattern": "2:4"}, {"kind": "pack"}
+    joint = {**fours, "quantize": {"format": "int8", "group_size": 64}}
+    for told, bits in [
+        ((fours, pack), 9), ((fours, {"kind": "quantize", "format": "int8"}, pack), 5.25), ((joint,), 8.25), ((joint, pack), 5.25),
+    ]:  # fmt: skip
+        found = predicted_footprint(SMOL, steps(*told))
+        assert isinstance(found, Footprint) and found.size_bytes == blocks * bits / 8 + head
+
+
 @pytest.mark.parametrize(("told", "why"), [
     ([{"kind": "draft", "method": "variant", "early_exit": 2}], "its draft is a model"),
     ([{"kind": "rotate"}], "what rotate leaves is known once it is built"),

@@ -22,6 +22,7 @@ STEPS = {
     "awq": "{kind: smooth, method: awq, format: int3, salience: weights}",
     "turned": "{kind: rotate, online: [down, qk]}",
     "spin": "{kind: rotate, method: spinquant}",
+    "joint": "{kind: prune_weights, method: sparsegpt, sparsity_pct: 50, quantize: {format: int4}}",
 }
 
 
@@ -50,6 +51,10 @@ def node(graph, name):
         ("awq", "Channels scaled between layers (AWQ, for int3, by the size of weights); the logits stay."),
         ("turned", "Hidden states turned by a Hadamard matrix, and at run time before down, qk; the logits stay."),
         ("spin", "Hidden states turned by matrices learned by SpinQuant; the logits stay."),
+        (
+            "joint",
+            "50 % of the weights of the blocks set to zero, by sparsegpt, and the others rounded to int4 (groups of 64) in the same loop.",
+        ),
     ],
 )
 def test_an_asset_says_in_a_line_what_its_step_does(graph, name, said):
@@ -72,6 +77,8 @@ def test_tags_and_kinds_name_no_format_that_a_method_does_not_have(graph):
     assert tags("mixed") == {"step": "quantize", "method": "rtn"} and labels.kinds(node(graph, "mixed")) == {"pytorch", "mixed"}
     assert tags("smooth") == {"step": "smooth", "method": "smoothquant"}
     assert tags("awq") == {"step": "smooth", "method": "awq", "format": "int3", "group_size": "64"}
+    assert tags("joint") == {"step": "prune_weights", "method": "sparsegpt", "format": "int4", "group_size": "64"}
+    assert labels.kinds(node(graph, "joint")) == {"pytorch", "prune", "int4"}
     assert labels.kinds(node(graph, "gptq")) == {"pytorch", "nvfp4"} and labels.kinds(node(graph, "spin")) == {"pytorch", "rotate"}
 
 

@@ -32,6 +32,21 @@ budgets:
 """
 
 
+PRUNED = """
+name: joint
+base: {path: base, dtype: float32}
+axes:
+  prune:
+    none: []
+    joint: [{kind: prune_weights, method: sparsegpt, pattern: "2:4", quantize: {format: int8, group_size: 32}, calibration: {windows: 4, length: 32, text: {path: text.txt}}}]
+  store:
+    plain: []
+    pack: [{kind: pack}]
+grid: {exclude: [{prune: none, store: pack}]}
+measure: [bytes, layers, zeros, {suite: divergence, text: {path: text.txt}, tokens: 64, window: 32}]
+"""
+
+
 @pytest.fixture
 def bench(place: Path, tmp_path: Path) -> Workspace:
     (place / "rounding.yaml").write_text(EXPERIMENT)
@@ -65,3 +80,30 @@ def test_an_experiment_of_packed_and_dense_variants_has_the_facts_of_both(bench:
     assert all(row[2].startswith("model.layers.") for row in lowest)
     verdicts = tables.sql("SELECT variant, verdict FROM verdict ORDER BY variant").fetchall()
     assert ("none__int4__none", "breached") in verdicts
+
+
+def test_what_was_rounded_while_it_was_pruned_has_the_facts_of_both_and_is_told_from_what_was_pruned_alone(
+    place: Path, tmp_path: Path, run_experiment: Callable[..., tuple]
+):
+    (place / "joint.yaml").write_text(PRUNED)
+    bench = Workspace(tmp_path / "home", (place,))
+    _, success = run_experiment(bench, "joint")
+    tables = connect(bench.facts.root)
+    assert success, tables.sql("SELECT suite, message FROM measurement WHERE status = 'failed'").fetchall()
+    names = "('quantized_bits_per_weight', 'zero_share', 'broken_pattern_layers', 'kl_mean_nats', 'quantized_bits')"
+    rows = tables.sql(
+        f"SELECT variant, metric, value FROM fact WHERE metric IN {names} AND variant <> 'none__plain' ORDER BY ALL"
+    ).fetchall()
+    found = {(variant, metric): value for variant, metric, value in rows}
+    whole, packed = (
+        {metric: value for (name, metric), value in found.items() if name == variant} for variant in ("joint__plain", "joint__pack")
+    )
+    assert whole["quantized_bits_per_weight"] == whole["quantized_bits"] == 8.5 and packed["quantized_bits_per_weight"] == 5.5
+    assert packed["quantized_bits"] == 5.5 and whole["zero_share"] == packed["zero_share"] >= 0.5
+    assert whole["broken_pattern_layers"] == packed["broken_pattern_layers"] == 0
+    assert 0 < whole["kl_mean_nats"] == pytest.approx(packed["kl_mean_nats"], rel=1e-4)
+    made = tables.sql(
+        "SELECT kinds, format, bits, group_size, quantize_method, sparsity_method, pattern FROM made_of ORDER BY variant"
+    ).fetchall()
+    told = ("int8", 8, 32, None, "sparsegpt", "2:4")
+    assert made == [("prune_weights+quantize pack", *told), ("prune_weights+quantize", *told), ("", *(None,) * 6)]

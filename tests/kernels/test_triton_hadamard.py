@@ -30,8 +30,9 @@ TILES = {
 }
 
 
-@pytest.mark.parametrize("target", [80, 90])
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name == "112 x 128" else name for name in TILES])
+@pytest.mark.parametrize(
+    ("name", "target"), [(name, target) for name in TILES for target in (80, 90) if (name, target) != ("112 x 128", 80)]
+)
 def test_the_kernel_compiles_to_machine_code_for_devices_that_are_not_here(name, target, compiled):
     kind, constants = TILES[name]
     found = compiled(triton_hadamard._turn, target, constants, NUMBERS | {"x": kind, "out": kind})

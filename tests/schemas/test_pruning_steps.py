@@ -32,6 +32,8 @@ SCRATCH = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "tokens": 10}
         (PruneWeights, {"method": "wanda", "sparsity_pct": 50, "damping_pct": 2}, "damping_pct with method: wanda"),
         (PruneWeights, {"method": "magnitude", "sparsity_pct": 50, "calibration": {"windows": 2}}, "calibration with method: magnitude"),
         (PruneWeights, {"method": "magnitude", "sparsity_pct": 100}, "less than or equal to 99"),
+        (PruneWeights, {"method": "wanda", "sparsity_pct": 50, "quantize": {"format": "int4"}}, "quantize with method: wanda, which changes no weight that stays"),
+        (PruneWeights, {"method": "sparsegpt", "pattern": "4:8", "quantize": {"format": "int4", "group_size": 12}}, "group_size 12 of quantize is no whole number of groups of 8"),
         (PruneWidth, {}, "nothing to cut: give at least one of kv_groups, heads_per_group, ffn, hidden"),
         (PruneWidth, {"ffn": 64, "cut": "most"}, "cut where no heads are cut; give kv_groups or heads_per_group"),
         (PruneWidth, {"ffn": 64, "correct_norms": False}, "correct_norms without hidden"),
@@ -57,6 +59,14 @@ def test_a_step_that_cannot_be_is_refused_with_what_would(kind, given, said):
 
 
 SPARSE, WIDTH = "{kind: prune_weights, method: magnitude, sparsity_pct: 50}", "{kind: prune_width, ffn: 96}"
+FOURS = '{kind: prune_weights, method: magnitude, pattern: "2:4"}'
+INT8 = "{kind: quantize, format: int8, group_size: 32}"
+
+
+def joint(format: str = "int8", size: int = 32, pattern: str = '"2:4"') -> str:
+    return f"{{kind: prune_weights, method: sparsegpt, pattern: {pattern}, quantize: {{format: {format}, group_size: {size}}}}}"
+
+
 ORDERS = {
     "widths after zeros": (f"[{SPARSE}, {WIDTH}]", "[1]", "prune_width after prune_weights, whose zeros it would move or fill"),
     "a rotation after zeros": (f"[{SPARSE}, {{kind: rotate}}]", "[1]", "rotate after prune_weights"),
@@ -65,7 +75,16 @@ ORDERS = {
     "recovery after a rotation": ("[{kind: rotate}, {kind: distill, tokens: 9}]", "[1]", "distill after rotate"),
     "recovery after rounding": ("[{kind: quantize, format: int8, group_size: 32}, {kind: distill, tokens: 9}]", "[1]", "distill after quantize"),
     "packing what was not pruned": ("[{kind: pack}]", "[0]", "pack, but nothing before it makes 2:4 weights"),
-    "rounding what was packed": (f"[{SPARSE}, {{kind: pack}}, {{kind: quantize, format: int8, group_size: 32}}]", "[2]", "quantize after pack"),
+    "packing what has zeros anywhere": (f"[{SPARSE}, {{kind: pack}}]", "[1]", "pack, but nothing before it makes 2:4 weights"),
+    "rounding what was packed": (f"[{FOURS}, {{kind: pack}}, {INT8}]", "[2]", "quantize after pack"),
+    "packing what was rounded to less than a byte": (f"[{FOURS}, {{kind: quantize, format: int4, group_size: 32}}, {{kind: pack}}]", "[2]", "pack after rounding, of which int8 codes alone"),
+    "packing columns that were kept": (f"[{FOURS}, {{kind: quantize, method: llm_int8}}, {{kind: pack}}]", "[2]", "pack after rounding, of which int8 codes alone"),
+    "packing what was rounded on the way to less than a byte": (f"[{joint('int4')}, {{kind: pack}}]", "[1]", "pack after rounding, of which int8 codes alone"),
+    "rounding what was rounded on the way": (f"[{joint()}, {INT8}]", "[1]", "quantize after prune_weights with quantize, but integer codes are not changed again"),
+    "pruning what was rounded on the way": (f"[{joint()}, {SPARSE}]", "[1]", "prune_weights after prune_weights with quantize"),
+    "rounding on the way what is rounded": (f"[{INT8}, {joint()}]", "[1]", "prune_weights after quantize"),
+    "recovery of what was rounded on the way": (f"[{joint()}, {{kind: distill, tokens: 9}}]", "[1]", "distill after prune_weights with quantize"),
+    "groups that do not divide on the way": (f"[{joint(size=48)}]", "[0].quantize.group_size", "48 does not divide the 64 columns of q_proj"),
     "from nothing, but after something": (f"[{SPARSE}, {{kind: pretrain, layers: 1, hidden: 32, heads: 2, kv_heads: 1, ffn: 8, tokens: 9}}]", "[1]", "pretrain after prune_weights"),
     "more channels than there are": ("[{kind: prune_width, ffn: 129}]", "[0].ffn", "keeps 129 where there are 128"),
     "more channels than are left": (f"[{WIDTH}, {{kind: prune_width, ffn: 97}}]", "[1].ffn", "keeps 97 where there are 96, after the steps before it"),
@@ -84,6 +103,15 @@ def test_what_the_order_or_the_shape_does_not_take_is_refused_with_the_file_alon
         parse_experiment(text, tmp_path / "experiment.yaml", replace(registries, bases=bases))
     (problem,) = [each for each in caught.value.problems if spell(each.path).startswith("axes.prune.d1")]
     assert spell(problem.path) == f"axes.prune.d1{place}" and said in problem.message and problem.remedy
+
+
+@pytest.mark.parametrize("steps", [f"[{FOURS}, {INT8}, {{kind: pack}}]", f"[{joint()}, {{kind: pack}}]", f"[{SPARSE}, {joint()}]"])
+def test_int8_codes_of_2_of_4_may_be_packed_and_zeros_be_rounded_around(steps, good, registries, tmp_path):
+    bases = {**registries.bases, "tiny": registries.bases["tiny"].model_copy(update={"shape": SHAPE})}
+    text = good.replace("[{kind: prune_depth, layers: 1}]", steps)
+    with pytest.raises(ExperimentError) as caught:  # the file's other axes round again
+        parse_experiment(text, tmp_path / "experiment.yaml", replace(registries, bases=bases))
+    assert not [each for each in caught.value.problems if spell(each.path).startswith("axes.prune.d1")]
 
 
 def test_the_shape_that_each_step_leaves():

@@ -35,7 +35,7 @@ COMMENT ON COLUMN measurement.base_digest IS 'what a divergence compares with; t
 COMMENT ON COLUMN measurement.protocol_digest IS 'how it was measured';
 COMMENT ON COLUMN measurement.suite IS 'divergence, bytes, acceptance, speed, speculation, constrained, distribution, arithmetic, layers, outliers, heads, zeros, recovery, choice, lm_eval, generation or needle';
 COMMENT ON COLUMN measurement.metric IS 'name of the number, its unit at the end: kl_mean_nats, decode_tok_s';
-COMMENT ON COLUMN measurement.slice_kind IS 'what the samples are split by: all (not split), token_class, language, position, temperature, temperature_k, filter_temperature, filter_temperature_k, batch, layer, head, tokens, task, task_metric, task_k, needle';
+COMMENT ON COLUMN measurement.slice_kind IS 'what the samples are split by: all (not split), token_class, language, position, temperature, temperature_k, filter_temperature, filter_temperature_k, batch, layer, head, tokens, domain, domain_tokens, task, task_metric, task_k, needle';
 COMMENT ON COLUMN measurement.slice IS 'the part: digit, zh, 3, 0.7, 0.7/50, top_p 0.9/0.7, top_p 0.9/0.7/50, model.layers.0.mlp.up_proj, piqa, hops/1024/50; all where they are not split';
 COMMENT ON COLUMN measurement.value IS 'the number, in unit; NULL when there is none, and status says why';
 COMMENT ON COLUMN measurement.unit IS 'unit of value and standard_error';

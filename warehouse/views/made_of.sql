@@ -1,5 +1,5 @@
 -- What is each variant made of? Its steps as columns, so that variants that differ in one thing can be found; NULL where it has no such step.
--- Grain: one row per experiment and variant. kinds: of its steps in order, a space between; '' of the base. steps: they themselves, as JSON
+-- Grain: one row per experiment and variant. kinds: of its steps in order, a space between; '' of the base; prune_weights+quantize of one step that does both. steps: they themselves, as JSON
 -- with commas between; but_quantize, but_draft, but_distill: the same without that step; quantize, distill: that step alone. bits: of a weight's
 -- code. base_layers: blocks of the base, where its experiment says its shape.
 CREATE OR REPLACE VIEW made_of AS
@@ -9,12 +9,14 @@ WITH listed AS (
         CASE WHEN json_valid(spec_json) THEN CASE WHEN json_type(spec_json) = 'ARRAY' THEN json_extract(spec_json, '$[*]') END END AS steps
     FROM current_variant
 ), step AS (
-    SELECT experiment, variant, place, each, each ->> 'kind' AS kind, CASE each ->> 'kind' WHEN 'quantize' THEN each END AS q
+    SELECT experiment, variant, place, each, each ->> 'kind' AS kind,
+        CASE WHEN each ->> 'kind' = 'quantize' THEN each
+            WHEN each ->> 'kind' = 'prune_weights' AND json_type(each -> 'quantize') = 'OBJECT' THEN each -> 'quantize' END AS q
     FROM (SELECT experiment, variant, unnest(steps) AS each, generate_subscripts(steps, 1) AS place FROM listed) AS unnested
 ), wide AS (
     SELECT
         experiment, variant,
-        string_agg(kind, ' ' ORDER BY place) AS kinds,
+        string_agg(CASE WHEN kind = 'prune_weights' AND q IS NOT NULL THEN 'prune_weights+quantize' ELSE kind END, ' ' ORDER BY place) AS kinds,
         string_agg(CAST(each AS VARCHAR), ',' ORDER BY place) AS steps,
         string_agg(CAST(each AS VARCHAR), ',' ORDER BY place) FILTER (kind <> 'quantize') AS but_quantize,
         string_agg(CAST(each AS VARCHAR), ',' ORDER BY place) FILTER (kind <> 'draft') AS but_draft,

@@ -12,6 +12,7 @@ from assay.ops.models import experts
 from assay.ops.prune import magnitude, wanda
 from assay.ops.prune.masks import Sparsity, holds, require_kept, select, zeros_of
 from assay.ops.prune.sparsegpt import obs_scores, obs_step, prune_model, sparsegpt
+from assay.ops.quantize.gptq import gptq
 from assay.ops.quantize.grid import Format, Quantized, dequantize, encode, fit, quantize
 
 HALF, TWO_OF_FOUR, FOUR_OF_EIGHT = Sparsity(50), Sparsity(n=2, m=4), Sparsity(n=4, m=8)
@@ -287,6 +288,32 @@ def test_in_every_format_what_was_removed_is_exactly_zero_and_the_output_errs_le
     )  # of eight bits there is little to gain, and scales of a row are of w, which what it makes up for exceeds
     assert output_error(weight, solved.weight, inputs) < much * output_error(weight, dequantize(after), inputs)
     assert solved.error / 2 / 32 == pytest.approx(output_error(weight, solved.weight, inputs), rel=3e-2)
+
+
+@pytest.mark.parametrize("sparsity", [HALF, TWO_OF_FOUR], ids=lambda each: each.name)
+@pytest.mark.parametrize("name", ["int4", "int3 asymmetric", "int8 a row"])
+def test_the_output_errs_no_more_than_by_pruning_and_then_rounding_with_the_zeros_kept(name, sparsity):
+    """Over a few weights: of one, either way can be ahead by chance."""
+    joint = after = 0.0
+    for seed in range(4):
+        weight, inputs = weight_of(64, 128, seed=seed), correlated(1000, 128, seed=seed)
+        hessian = hessian_of(inputs)
+        together = sparsegpt(weight, hessian, sparsity, format=FORMATS[name]).weight
+        pruned = sparsegpt(weight, hessian, sparsity).weight
+        rounded = gptq(pruned, hessian, FORMATS[name], keep_zeros=True).quantized
+        assert (dequantize(rounded)[pruned == 0] == 0).all()
+        joint, after = joint + output_error(weight, together, inputs), after + output_error(weight, dequantize(rounded), inputs)
+    assert joint <= after * 1.02
+
+
+def test_codes_in_which_something_removed_came_back_are_refused(monkeypatch):
+    from assay.ops.prune import sparsegpt as module
+
+    weight, hessian = weight_of(8, 32), hessian_of(correlated(200, 32))
+    whole = module.grid.dequantize
+    monkeypatch.setattr(module.grid, "dequantize", lambda quantized: whole(quantized) + 1e-3)
+    with pytest.raises(ValueError, match=r"pruned weights of the weight in int4 came back"):
+        sparsegpt(weight, hessian, HALF, format=FORMATS["int4"])
 
 
 @pytest.mark.parametrize("group_size", [8, 24, 48, 64, 96, 192, 384])
