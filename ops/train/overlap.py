@@ -46,14 +46,15 @@ def overlap_with_states(
     *,
     vocabulary: int | None = None,
     document_ends: Collection[int] = frozenset(),
-) -> Callable[[Any], Overlap]:
-    """:func:`overlap_with` of a teacher whose final hidden states are known."""
+) -> Callable[..., Overlap]:
+    """:func:`overlap_with` of a teacher whose final hidden states are known; the student's own can be given beside it, where they are."""
     base = known[:, :-1].flatten(0, 1).float()
 
-    def measure(student: Any) -> Overlap:
+    def measure(student: Any, given: Tensor | None = None) -> Overlap:
         own = head_of(student)
         size = shared_vocabulary(head, own, vocabulary)
-        states = states_of(student, held_out, document_ends=document_ends)[:, :-1].flatten(0, 1)
+        whole = states_of(student, held_out, document_ends=document_ends) if given is None else given
+        states = whole[:, :-1].flatten(0, 1)
         found = per_token(base.to(states.device), head.cut(size), states, own.cut(size), held_out[:, 1:].flatten())
         mean = {name: float(value.double().mean()) for name, value in found._asdict().items()}
         return Overlap(1 - mean["tv"], mean["kl"], mean["agrees"], mean["nll"], mean["base_nll"])

@@ -144,6 +144,11 @@ def recover(
         return Loss(total, int(batch.real.sum()))
 
     measures = _measures(teacher, teacher_head, held_out, shared, compare, domains, document_ends)
+
+    def evaluate() -> dict[str, float]:
+        states = states_of(student, held_out, document_ends=document_ends)
+        return {name: value for measure in measures for name, value in measure(student, states).items()}
+
     told = {
         **asked._asdict(), "hidden": [list(pair) for pair in asked.hidden], "on_policy_pct": on_policy.pct, "rows": rows, "prefix": prefix,
         "teacher": type(teacher).__name__, "tail": getattr(teacher, "tail", None), "windows": list(windows.shape), "text": digest(windows),
@@ -158,7 +163,7 @@ def recover(
         settings,
         zeros={f"student.{name}": mask for name, mask in (zeros or {}).items()},
         curve=curve,
-        evaluate=lambda: {name: value for measure in measures for name, value in measure(student).items()},
+        evaluate=evaluate,
         state=state,
         run={**told, **(run or {})},
         progress=progress,
@@ -247,44 +252,29 @@ def _require_looked_up(
 
 def _measures(
     teacher: Any, head: Head, held_out: Tensor, shared: int, compare: Any, domains: Domains | None, document_ends: Collection[int]
-) -> list[Callable[[Any], dict[str, float]]]:
-    """What an evaluation measures of a student."""
+) -> list[Callable[[Any, Tensor], dict[str, float]]]:
+    """What an evaluation measures of a student and its final states on the held-out windows."""
     if isinstance(teacher, CachedStates | CachedTopK):
         held = teacher.held_out.to(head.weight.device)
     else:
         held = states_of(teacher, held_out, document_ends=document_ends)
     overlap = overlap_with_states(held, head, held_out, vocabulary=shared, document_ends=document_ends)
-    found: list[Callable[[Any], dict[str, float]]] = [lambda model: overlap(model)._asdict()]
+    found: list[Callable[[Any, Tensor], dict[str, float]]] = [lambda model, states: overlap(model, states)._asdict()]
     if isinstance(teacher, CachedTopK) and compare is not None:
-        found.append(_bias_with(teacher, held, head.cut(shared), held_out, compare, document_ends))
+        found.append(_bias_with(teacher, held, head.cut(shared), compare))
     if domains is not None:
-        found.append(_domains_with(domains, held, head, held_out, shared, document_ends))
+        said = losses_of(domains, held_out, held, head, vocabulary=shared, name=REFERENCE)
+        found.append(lambda model, states: losses_of(domains, held_out, states, head_of(model), vocabulary=shared) | said)
     return found
 
 
-def _domains_with(
-    domains: Domains, held: Tensor, head: Head, held_out: Tensor, shared: int, document_ends: Collection[int]
-) -> Callable[[Any], dict[str, float]]:
-    """The loss of each domain, of the student and of the teacher."""
-    said = losses_of(domains, held_out, held, head, vocabulary=shared, name=REFERENCE)
-
-    def measure(student: Any) -> dict[str, float]:
-        states = states_of(student, held_out, document_ends=document_ends)
-        return losses_of(domains, held_out, states, head_of(student), vocabulary=shared) | said
-
-    return measure
-
-
-def _bias_with(
-    teacher: CachedTopK, held: Tensor, head: Head, held_out: Tensor, compare: Any, document_ends: Collection[int]
-) -> Callable[[Any], dict[str, float]]:
+def _bias_with(teacher: CachedTopK, held: Tensor, head: Head, compare: Any) -> Callable[[Any, Tensor], dict[str, float]]:
     known = held.flatten(0, 1)
     top = top_k_of(held, head, teacher.top.ids.shape[-1])
     flat = rows_of(top, torch.ones_like(top.log_tail, dtype=torch.bool), held.device)
 
-    def measure(student: Any) -> dict[str, float]:
-        own = head_of(student)
-        states = states_of(student, held_out, document_ends=document_ends).flatten(0, 1)
+    def measure(student: Any, whole: Tensor) -> dict[str, float]:
+        own, states = head_of(student), whole.flatten(0, 1)
         short = top_k_sum(flat, states, own, compare, tail=teacher.tail)
         full = distillation_sum(known, head, states, own, compare, vocabulary=top.vocabulary)
         return Bias(float(top.log_tail.exp().mean()), float(short) / len(states), float(full) / len(states))._asdict()
