@@ -1,7 +1,7 @@
 -- What is each variant made of? Its steps as columns, so that variants that differ in one thing can be found; NULL where it has no such step.
--- Grain: one row per experiment and variant. kinds: of its steps in order, a space between; '' of the base; prune_weights+quantize of one step that does both. steps: they themselves, as JSON
--- with commas between; but_quantize, but_draft, but_distill: the same without that step; quantize, distill: that step alone. bits: of a weight's
--- code. base_layers: blocks of the base, where its experiment says its shape.
+-- Grain: one row per experiment and variant. kinds: of its steps in order, a space between; '' of the base; prune_weights+quantize of one step
+-- that does both. steps: they themselves, as JSON with commas between; but_quantize, but_draft, but_distill: the same without that step;
+-- quantize, distill: that step alone. bits: of a weight's code. base_layers: blocks of the base, where its experiment says its shape.
 CREATE OR REPLACE VIEW made_of AS
 WITH listed AS (
     SELECT
