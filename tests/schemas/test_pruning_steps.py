@@ -14,6 +14,7 @@ from assay.schemas.widths import ffn_within, left
 from assay.schemas.yaml import spell
 
 SHAPE = Shape(layers=4, hidden_size=64, intermediate_size=128, heads=4, kv_heads=2, head_dim=16, vocab_size=128, tied=True)
+WIKI, CODE = {"text": {"name": "wikipedia"}, "share_pct": 60}, {"text": {"name": "python_code"}, "share_pct": 40}
 SCRATCH = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "tokens": 10}
 
 
@@ -46,6 +47,13 @@ SCRATCH = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "tokens": 10}
         (Distill, {"tokens": 10, "loss": "cross_entropy", "temperature": 2.0}, "temperature with loss: cross_entropy, which knows no teacher"),
         (Distill, {"tokens": 10, "loss": "cross_entropy", "teacher": "model"}, "teacher with loss: cross_entropy"),
         (Distill, {"tokens": 10, "loss": "reverse_kl", "teacher": "top_k", "top_k": 5}, "teacher: top_k with loss: reverse_kl"),
+        (Distill, {"tokens": 10, "domains": ()}, "domains has no text; two or more"),
+        (Distill, {"tokens": 10, "domains": (WIKI | {"share_pct": 99},)}, "domains has 1 text; two or more"),
+        (Distill, {"tokens": 10, "domains": (WIKI, WIKI)}, "domains has wikipedia twice"),
+        (Distill, {"tokens": 10, "domains": (WIKI, CODE | {"share_pct": 41})}, "the share_pct of domains add up to 101; 100 was expected"),
+        (Distill, {"tokens": 10, "domains": (WIKI, CODE | {"share_pct": 0})}, "greater than or equal to 1"),
+        (Distill, {"tokens": 10, "domains": (WIKI, CODE), "text": {"name": "essays"}}, "text beside domains"),
+        (PruneLearned, {"tokens": 10, "ffn": 8, "domains": (WIKI, WIKI)}, "domains has wikipedia twice"),
         (PruneLearned, {"tokens": 10}, "nothing to learn: give at least one of layers, kv_groups, ffn, hidden"),
         (Pretrain, SCRATCH, "one of ffn and parameters is needed; got none"),
         (Pretrain, {**SCRATCH, "ffn": 8, "parameters": 9}, "is needed; got both"),
@@ -56,6 +64,17 @@ SCRATCH = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "tokens": 10}
 def test_a_step_that_cannot_be_is_refused_with_what_would(kind, given, said):
     with pytest.raises(ValidationError, match=said):
         kind.model_validate(given)
+
+
+def test_without_domains_a_step_is_written_as_before_there_were_any():
+    """What a step is written as is part of its key."""
+    for step in (Distill(tokens=10), PruneLearned(tokens=10, ffn=8)):
+        assert "domains" not in step.model_dump(mode="json")
+    mixed = Distill.model_validate({"tokens": 10, "domains": (WIKI, CODE)})
+    assert Distill.model_validate_json(mixed.model_dump_json()) == mixed and [each.called for each in mixed.domains] == [
+        "wikipedia",
+        "python_code",
+    ]
 
 
 SPARSE, WIDTH = "{kind: prune_weights, method: magnitude, sparsity_pct: 50}", "{kind: prune_width, ffn: 96}"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from assay.ops.models import structure
+from assay.ops.train.domains import Domains
 from assay.ops.train.learned_masks import (
     Gates,
     Kept,
@@ -231,17 +232,20 @@ def train_all(model, ids):
     learn(model, ids, ids[:4], settings=Settings(steps=60, learning_rate=3e-3, record_every=60, evaluate_every=60))
 
 
-def test_a_stopped_run_goes_on_with_its_gates(tl8, make_llama, tmp_path):
+@pytest.mark.parametrize("domains", [None, Domains(torch.arange(64) % 2, torch.tensor([0, 1, 0, 1]), (1.0, 1.0))], ids=["text", "domains"])
+def test_a_stopped_run_goes_on_with_its_gates(domains, tl8, make_llama, tmp_path):
     ids = windows(64)
-    asked = Settings(steps=8, learning_rate=1e-3, record_every=4, evaluate_every=4, save_seconds=0.0)
+    ids[1::2] = windows(32, seed=1).flip(1)
+    asked = Settings(steps=8, learning_rate=1e-3, record_every=2, evaluate_every=2, save_seconds=0.0)
+    given = {"settings": asked, "target_warmup_steps": 4, "domains": domains}
 
     def stop(now):
         if now.step == 5:
             raise KeyboardInterrupt
 
-    whole = learn_masks(tl8, ids, ids[:4], TARGET, settings=asked, target_warmup_steps=4)
+    whole = learn_masks(tl8, ids, ids[:4], TARGET, **given)
     with pytest.raises(KeyboardInterrupt):
-        learn_masks(make_llama(), ids, ids[:4], TARGET, settings=asked, target_warmup_steps=4, state=tmp_path, progress=stop)
-    assert learn_masks(make_llama(seed=5), ids, ids[:4], TARGET, settings=asked, target_warmup_steps=4, state=tmp_path) == whole
+        learn_masks(make_llama(), ids, ids[:4], TARGET, **given, state=tmp_path, progress=stop)
+    assert learn_masks(make_llama(seed=5), ids, ids[:4], TARGET, **given, state=tmp_path) == whole
     with pytest.raises(ValueError, match="a warm-up of the target over 8 of 8 steps"):
         learn_masks(tl8, ids, ids[:4], TARGET, settings=asked, target_warmup_steps=8)
