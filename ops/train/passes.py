@@ -16,6 +16,22 @@ from assay.ops.models import structure
 FORWARD_TOKENS = 4096  # positions in one forward pass; a larger batch is accumulated
 
 
+@contextmanager
+def rounded_products(enabled: bool) -> Iterator[None]:
+    """Float32 matrices on a CPU are multiplied with their entries rounded to bfloat16 inside: sums and results stay float32.
+
+    For a head, whose logits of many thousand ids would lose too much in bfloat16 themselves. Nothing changes where oneDNN has no such products.
+    """
+    matmul = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    if enabled:
+        matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before
+
+
 def final_states(
     model: Any, ids: Int64[Tensor, "rows length"], *, document_ends: Collection[int] = frozenset()
 ) -> Float[Tensor, "rows length width"]:

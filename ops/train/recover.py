@@ -84,7 +84,7 @@ def recover(
         zeros: name of a parameter → True at weights that are zero and stay so.
         document_ends: see ``passes.final_states``; a cache has to be made with the same.
         domains: of the windows; a step then reads more of those whose loss is furthest above the teacher's, see ``domains.reader``.
-        bf16: blocks multiply in bfloat16 (autocast); weights, losses, head and evaluations stay float32.
+        bf16: blocks multiply in bfloat16 (autocast), and so does the head, with sums in float32; weights, losses and evaluations stay float32.
         vocabulary: how many ids the tokenizer that both share has; ids beyond are padding. What both heads have, when None.
         state, run, progress: see ``loop.train``.
     Returns:
@@ -133,12 +133,15 @@ def recover(
         with torch.no_grad(), passes.block_outputs(teacher, teacher_blocks) as known:
             target = said(batch) if compare is not None or asked.hidden else None
         total, head = states.new_zeros(()), trainable_head(student)
-        if compare is not None and isinstance(teacher, CachedTopK) and isinstance(target, TopK):
-            total = total + (1 - ce_share) * top_k_sum(target, states[batch.real], head, compare, tail=teacher.tail)
-        elif compare is not None and isinstance(target, Tensor):
-            total = total + (1 - ce_share) * distillation_sum(target, teacher_head, states[batch.real], head, compare, vocabulary=shared)
-        if ce_share:
-            total = total + ce_share * _text_sum(batch, states, head, shared)
+        with passes.rounded_products(bf16):
+            if compare is not None and isinstance(teacher, CachedTopK) and isinstance(target, TopK):
+                total = total + (1 - ce_share) * top_k_sum(target, states[batch.real], head, compare, tail=teacher.tail)
+            elif compare is not None and isinstance(target, Tensor):
+                total = total + (1 - ce_share) * distillation_sum(
+                    target, teacher_head, states[batch.real], head, compare, vocabulary=shared
+                )
+            if ce_share:
+                total = total + ce_share * _text_sum(batch, states, head, shared)
         if asked.hidden:
             total = total + asked.hidden_weight * hidden_sum(own, known, asked.hidden, maps, batch.real)
         return Loss(total, int(batch.real.sum()))

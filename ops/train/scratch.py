@@ -139,7 +139,9 @@ def learn(
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             states = passes.final_states(model, batch.ids, document_ends=document_ends)
         targets = batch.ids[:, 1:].flatten()
-        return Loss(cross_entropy_sum(targets, states[:, :-1].flatten(0, 1), trainable_head(model), vocabulary=size), len(targets))
+        with passes.rounded_products(bf16):
+            found = cross_entropy_sum(targets, states[:, :-1].flatten(0, 1), trainable_head(model), vocabulary=size)
+        return Loss(found, len(targets))
 
     def evaluate() -> dict[str, float]:
         states = states_of(model, held_out, document_ends=document_ends)[:, :-1].flatten(0, 1)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.ops.train.passes import block_outputs, document_positions, final_states
+from assay.ops.train.passes import block_outputs, document_positions, final_states, rounded_products
 
 
 @pytest.fixture(scope="module")
@@ -53,3 +53,18 @@ def test_the_outputs_of_blocks_are_what_transformers_calls_hidden_states(teacher
         block_outputs(teacher, [3]),
     ):
         pass
+
+
+def test_rounded_products_are_within_the_rounding_of_their_entries_and_end_where_they_are_left():
+    random = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(64, 96, generator=random) for _ in range(2))
+    exact, size = left.double() @ right.double().T, left.double().abs() @ right.double().abs().T
+    before, plain = torch.backends.mkldnn.matmul.fp32_precision, left @ right.T
+    with pytest.raises(KeyError), rounded_products(True):
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+        found = left @ right.T
+        raise KeyError
+    assert found.dtype == torch.float32 and ((found.double() - exact).abs() <= 2**-7 * size).all()
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    with rounded_products(False):
+        assert torch.equal(left @ right.T, plain)
