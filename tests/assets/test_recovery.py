@@ -32,11 +32,12 @@ axes:
     none: []
     kl: [{{kind: distill, {LESSON}}}]
     reverse: [{{kind: distill, loss: reverse_kl, {LESSON}}}]
+    mixed: [{{kind: distill, tokens: 700, batch: 4, length: 32, learning_rate: 1.0e-3, domains: [{{{TEXT}, share_pct: 50}}, {{text: {{path: other.txt}}, share_pct: 50}}]}}]
     packed: [{{kind: pack}}]
 grid:
   include:
     - {{after: none}}
-    - {{prune: depth1, after: [kl, reverse]}}
+    - {{prune: depth1, after: [kl, reverse, mixed]}}
     - {{prune: sparse, after: [kl, packed]}}
 measure:
   - {{suite: divergence, {TEXT}, tokens: 64, window: 32}}
@@ -50,6 +51,7 @@ measure:
 def bench(place: Path, tmp_path: Path) -> Workspace:
     (place / "recovery.yaml").write_text(EXPERIMENT)
     (place / "text.txt").write_text((place / "text.txt").read_text() * 3)
+    (place / "other.txt").write_text((place / "text.txt").read_text().upper())
     return Workspace(tmp_path / "home", (place,))
 
 
@@ -58,7 +60,7 @@ def test_suites_are_asked_of_the_variants_that_they_are_about(bench: Workspace):
     asked = {variant.slug: set(measured(graph, variant)) - {"divergence", "bytes"} for variant in graph.experiment.variants}
     assert asked == {
         "none__none": set(), "depth1__none": set(), "sparse__none": {"zeros"}, "learned__none": {"recovery"}, "scratch__none": {"recovery"},
-        "depth1__kl": {"recovery"}, "depth1__reverse": {"recovery"}, "sparse__kl": {"zeros", "recovery"}, "sparse__packed": {"zeros"},
+        "depth1__kl": {"recovery"}, "depth1__reverse": {"recovery"}, "depth1__mixed": {"recovery"}, "sparse__kl": {"zeros", "recovery"}, "sparse__packed": {"zeros"},
     }  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def test_students_of_one_text_share_what_the_base_says_and_their_curves_are_fact
     assert success, facts.sql("SELECT suite, message FROM measurement WHERE status = 'failed'").pl().rows()
     found = Ledger(bench, build_graph(bench.experiment("recovery")))
     store, ends = bench.store, found.graph.ends
-    assert sum(entry.kind == "teacher" for entry in store.actions()) == 1
+    assert sum(entry.kind == "teacher" for entry in store.actions()) == 2  # one of them for the two domains
     node = ends["depth1__kl"]
     roles = facts.sql("SELECT role, parent_digest FROM lineage WHERE artifact_digest = $d", params={"d": found.digest(node)}).pl()
     assert set(roles.rows()) == {("parent", found.digest(ends["depth1__none"])), ("teacher", found.digest(found.graph.base))}
@@ -79,6 +81,17 @@ def test_students_of_one_text_share_what_the_base_says_and_their_curves_are_fact
     ).pl()  # fmt: skip
     expected = [(point["tokens"], point["metrics"]["kl_nats"]) for point in told["curve"] if point["metrics"]]
     assert curve.rows() == expected and len(expected) > 1
+    mixed = found.node(ends["depth1__mixed"])
+    assert mixed and list(mixed.data) == ["domain_0", "domain_1"] and len(set(mixed.data.values())) == 2
+    told = facts.sql(
+        "SELECT slice, metric, value FROM measurement WHERE slice_kind = 'domain' AND artifact_digest = $d",
+        params={"d": found.digest(ends["depth1__mixed"])},
+    ).pl()
+    assert {row[:2] for row in told.rows()} == {
+        (f"{name}.txt", metric)
+        for name in ("text", "other")
+        for metric in ("student_log_perplexity", "teacher_log_perplexity", "domain_weight")
+    }
     zeros = dict(facts.sql("SELECT artifact_digest, value FROM measurement WHERE metric = 'zero_share' AND slice_kind = 'all'").pl().rows())
     assert zeros == {found.digest(ends[slug]): pytest.approx(0.5, abs=1e-9) for slug in ("sparse__none", "sparse__packed", "sparse__kl")}
     sizes = dict(facts.sql("SELECT artifact_digest, value FROM measurement WHERE metric = 'weight_bytes'").pl().rows())

@@ -8,11 +8,13 @@ from transformers import AutoModelForCausalLM
 
 from assay.ops.models.checkpoint import load_model
 from assay.ops.models.structure import shape_numbers
+from assay.ops.steps.domains import reading_of
 from assay.ops.steps.pretrain import pretrain
 from assay.ops.steps.prune_learned import prune_learned
 from assay.ops.steps.training import texts_of
 from assay.ops.train.scratch import Shape, parameters
-from assay.schemas.training import Pretrain, PruneLearned
+from assay.schemas.texts import Text
+from assay.schemas.training import Domain, Pretrain, PruneLearned
 
 LESSON = {"tokens": 2000, "batch": 4, "length": 32, "learning_rate": 1e-3}
 
@@ -32,7 +34,10 @@ def base(teacher_of, save_checkpoint_dir, tmp_path_factory):
 
 
 def log_perplexity(directory, step, text=windows):
-    _, held_out = texts_of(step, text)
+    return loss(directory, texts_of(step, text)[1])
+
+
+def loss(directory, held_out):
     with torch.no_grad():
         logits = load_model(directory, dtype=torch.float32)(held_out).logits[:, :-1, :98]
     return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), held_out[:, 1:].flatten()))
@@ -53,6 +58,23 @@ def test_what_is_cut_says_what_the_masked_model_said(target, base, tmp_path):
         name: before[name] for name in before if name not in (*map(named.get, target), "heads")
     }
     assert log_perplexity(tmp_path, step) == pytest.approx(told["curve"][-1]["metrics"]["log_perplexity"], abs=1e-4)
+
+
+def test_domains_are_compared_with_the_model_before_it_was_pruned(base, tmp_path):
+    texts = Domain(text=Text(name="wikipedia"), share_pct=50), Domain(text=Text(path="lists.txt"), share_pct=50)
+    step = PruneLearned(**LESSON, ffn=40, domains=texts)
+    both = lambda text, *size: (counting if text.path else windows)(text, *size)  # noqa: E731
+    told = prune_learned(step, base, tmp_path, windows=both)
+    _, held_out, domains = reading_of(step, both)
+    curve = [point["metrics"] for point in told["curve"] if point["metrics"]]
+    for number in (0, 1):
+        own = held_out[domains.held_out == number]
+        assert all(point[f"base_log_perplexity_domain_{number}"] == pytest.approx(loss(base, own), abs=1e-4) for point in curve)
+        assert curve[-1][f"log_perplexity_domain_{number}"] == pytest.approx(
+            loss(tmp_path, own), abs=1e-4
+        )  # with the hard masks, as it was cut
+    assert told["domains"] == ["wikipedia", "lists.txt"] and curve[0]["weight_domain_0"] == 0.5
+    assert all(point["weight_domain_0"] + point["weight_domain_1"] == pytest.approx(1) for point in curve)
 
 
 def test_more_than_there_is_is_refused_before_anything_is_trained(base, tmp_path):
