@@ -70,8 +70,9 @@ class Recorder:
         action = self.ledger.node(node)
         assert action is not None
         step = StepRow(artifact_digest=digest, key=action.key, kind=str(action.step["kind"]), spec_json=canonical_json(action.step), code_fingerprint=action.code,
-                       size_bytes=manifest.size_bytes, build_seconds=manifest.build_seconds, built_at=manifest.built_at)  # fmt: skip
-        self._once("step", f"{digest[:32]}_{action.key[:16]}", [step])
+                       size_bytes=manifest.size_bytes, build_seconds=manifest.build_seconds, built_at=manifest.built_at,
+                       summary_json=canonical_json(manifest.summary))  # fmt: skip
+        self._once("step", f"{digest[:32]}_{action.key[:16]}_told", [step])  # files without the end are of a time when no summary was kept
         parents = [
             LineageRow(artifact_digest=digest, parent_digest=parent, role=role if role in ("draft", "teacher") else "parent")
             for role, parent in action.parents.items()
@@ -112,6 +113,7 @@ class Recorder:
                 protocol_digest=common["protocol_digest"],
                 suite=protocol.suite,
                 run=result["run"],
+                base_digest=common["base_digest"] if protocol.suite == "divergence" else None,
                 **item,
             )
             for item in result["items"]

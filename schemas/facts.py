@@ -60,6 +60,7 @@ class StepRow(Spec):
     size_bytes: int = Field(ge=0)
     build_seconds: float = Field(ge=0)
     built_at: datetime
+    summary_json: str | None = None
 
 
 class LineageRow(Spec):
@@ -171,6 +172,7 @@ class Item(Spec):
     metric: str
     value: float | None
     run: str
+    base_digest: str | None = None
 
 
 class BudgetRow(Spec):

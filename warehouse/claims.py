@@ -80,17 +80,12 @@ def claims() -> tuple[Claim, ...]:
 
 
 @cache
-def claims_view(frame: str, known: frozenset[str]) -> str:
-    """The statements of ``frame``, which is ``views/claims.sql``, with the headers and queries of all claims put in.
-
-    Args:
-        known: the metrics that there are; of ``by_slice`` only those are read that a query names.
-    """
+def claims_view(frame: str) -> str:
+    """The statements of ``frame``, which is ``views/claims.sql``, with the headers and queries of all claims put in."""
     declared = ", ".join(f"({', '.join(_literal(each) for each in claim[:-1])})" for claim in claims())
     answers = "\n".join(f"UNION ALL BY NAME SELECT {_literal(each.id)} AS id, * FROM ({each.query}) AS {each.id}" for each in claims())
-    named = {name for each in claims() if "by_slice" in each.query for name in re.findall(r"'([a-z0-9_]+)'", each.query)}
-    parts = {"declared": declared, "answers": answers, "metrics": ", ".join(map(_literal, sorted(named & known)))}
-    return re.sub(r"\{(declared|answers|metrics)\}", lambda found: parts[found[1]], frame)
+    parts = {"declared": declared, "answers": answers}
+    return re.sub(r"\{(declared|answers)\}", lambda found: parts[found[1]], frame)
 
 
 def _literal(value: str | float | None) -> str:

@@ -20,6 +20,7 @@ from assay.schemas.metrics import METRICS
 from assay.warehouse.claims import claims_view
 from assay.warehouse.facts import read
 from assay.warehouse.locks import hold
+from assay.warehouse.prepared import prepared
 
 HERE = Path(__file__).parent
 # Each view after those that it reads. `metric` comes from schemas/protocols.py, and one view per experiment from its axes.
@@ -28,8 +29,12 @@ VIEWS = (
     "headline", "scorecard", "pareto", "versus_base", "interaction", "variant_item", "paired", "work", "regression", "verdict", "roofline", "made_of", "compared", "claims",
 )  # fmt: skip
 # Views whose rows are kept, since others read them often: the same SQL, run once when the database is filled, which nobody writes after.
-STORED = frozenset({"current_variant", "base_variant", "latest", "item_run", "noise_floor", "fact", "headline"})
-PUBLISHED = STORED | {"claims"}  # takes a second whatever there is: kept in the file, which is made seldom, and not by each `assay sql`
+STORED = frozenset(
+    {"current_variant", "base_variant", "latest", "item_run", "noise_floor", "by_slice", "fact", "headline", "made_of", "compared"}
+)
+PUBLISHED = STORED | {
+    "claims"
+}  # takes half a second whatever there is: kept in the file, which is made seldom, and not by each `assay sql`
 STORAGE_VERSION = "v1.4.0"  # what clients older than the one that writes can still open
 _NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 
@@ -105,16 +110,19 @@ def fill(connection: DuckDBPyConnection, facts_root: Path, *, kept: Set[str] = S
         WarehouseError: as :func:`connect`; nothing is left of what was begun.
     """
     connection.execute("SET TimeZone = 'UTC'")
-    connection.execute("BEGIN")
-    try:
-        for table in TABLES:
-            connection.execute((HERE / "tables" / f"{table}.sql").read_text(encoding="utf-8"))
-            insert(connection, table, _facts(facts_root, table))
-        create_views(connection, kept=kept)
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
+    with prepared(connection, statements()) as prepare:
+        connection.execute("BEGIN")
+        try:
+            prepare()
+            for table in TABLES:
+                frame = _facts(facts_root, table)
+                if not frame.is_empty():
+                    insert(connection, table, frame)
+            finish_views(connection, kept=kept)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
 
 
 def insert(connection: DuckDBPyConnection, table: str, frame: pl.DataFrame) -> None:
@@ -132,30 +140,38 @@ def insert(connection: DuckDBPyConnection, table: str, frame: pl.DataFrame) -> N
         connection.unregister("_incoming")
 
 
-def create_views(connection: DuckDBPyConnection, *, kept: Set[str] = STORED) -> None:
-    """Create the view ``metric``, those of ``views/*.sql`` and one for every experiment whose name is one (``schemas.spec.Name``).
-
-    Those of ``kept`` become tables that hold the rows of the same SQL.
-    """
-    connection.execute((HERE / "macros.sql").read_text(encoding="utf-8"))
+def statements() -> list[str]:
+    """What makes an empty database one of the tables, the macros, the view ``metric`` and those of ``views/*.sql``; no experiment is known yet."""
+    made = [(HERE / "tables" / f"{table}.sql").read_text(encoding="utf-8") for table in TABLES]
+    made.append((HERE / "macros.sql").read_text(encoding="utf-8"))
     kinds = [(metric, suite, better) for suite, metrics in METRICS.items() for metric, better in metrics.items()]
     rows = ", ".join(f"({', '.join('NULL' if each is None else literal(each) for each in kind)})" for kind in kinds)
-    connection.execute(f"CREATE OR REPLACE VIEW metric AS SELECT * FROM (VALUES {rows}) AS metrics (metric, suite, better)")
-    _comment(
-        connection, "metric", "Which suite measures a metric, and is lower or higher better (NULL: neither)? Grain: one row per metric."
-    )
+    made.append(f"CREATE OR REPLACE VIEW metric AS SELECT * FROM (VALUES {rows}) AS metrics (metric, suite, better)")
+    told = "Which suite measures a metric, and is lower or higher better (NULL: neither)? Grain: one row per metric."
+    made.append(_comment("VIEW", "metric", told))
     for view in VIEWS:
-        sql = (HERE / "views" / f"{view}.sql").read_text(encoding="utf-8")
-        sql = claims_view(sql, frozenset(row[0] for row in kinds)) if view == "claims" else sql
-        stored = view in kept
-        connection.execute(sql)
-        if stored:
-            connection.execute(f"CREATE TABLE _kept AS FROM {view}; DROP VIEW {view}; ALTER TABLE _kept RENAME TO {view}")
-        _comment(connection, view, " ".join(line.removeprefix("-- ") for line in sql.split("\nCREATE ")[0].splitlines()), stored=stored)
+        sql = _view(view)
+        made += [claims_view(sql) if view == "claims" else sql, _comment("VIEW", view, _question(sql))]
+    return made
+
+
+def finish_views(connection: DuckDBPyConnection, *, kept: Set[str] = STORED) -> None:
+    """Turn the views of ``kept`` into tables that hold the rows of the same SQL, and create a view for every experiment whose name is one.
+
+    (``schemas.spec.Name`` says what a name is.)
+    """
+    for view in VIEWS:
+        if view in kept:
+            order = (
+                " ORDER BY metric" if view == "by_slice" else ""
+            )  # who asks for one metric reads only the parts of the table that have it
+            connection.execute(f"CREATE TABLE _kept AS FROM {view}{order}; DROP VIEW {view}; ALTER TABLE _kept RENAME TO {view}")
+            connection.execute(_comment("TABLE", view, _question(_view(view))))
     experiments = connection.sql("SELECT experiment FROM experiment UNION SELECT experiment FROM variant ORDER BY experiment").fetchall()
+    columns = {name for (name,) in connection.sql("SELECT column_name FROM (DESCRIBE scorecard)").fetchall()}
     for (experiment,) in experiments:
         if _NAME.fullmatch(experiment):
-            create_experiment_view(connection, experiment)
+            create_experiment_view(connection, experiment, columns)
 
 
 def experiment_view(connection: DuckDBPyConnection, experiment: str) -> str:
@@ -164,8 +180,8 @@ def experiment_view(connection: DuckDBPyConnection, experiment: str) -> str:
     return prefixed("experiment", experiment, {*VIEWS, "metric", *(name for (name,) in builtin)})
 
 
-def create_experiment_view(connection: DuckDBPyConnection, experiment: str) -> None:
-    """Create the view of one experiment: its variants in declared order, a column per axis, then the columns of ``scorecard``.
+def create_experiment_view(connection: DuckDBPyConnection, experiment: str, columns: Set[str]) -> None:
+    """Create the view of one experiment: its variants in declared order, a column per axis, then ``columns``, which are those of ``scorecard``.
 
     A column is called as its axis, or with ``axis_`` before it where ``scorecard`` has a column of that name.
     """
@@ -173,7 +189,6 @@ def create_experiment_view(connection: DuckDBPyConnection, experiment: str) -> N
     known = "SELECT list(DISTINCT axis ORDER BY axis) FROM variant_axis WHERE experiment = $name"  # written by who declares no experiment
     axes = declared[0][0] if declared else connection.sql(known, params={"name": experiment}).fetchall()[0][0] or []
     axes = [axis for axis in axes if _NAME.fullmatch(axis)]
-    columns = {name for name, *_ in connection.sql("DESCRIBE scorecard").fetchall()}
     names = [identifier(prefixed("axis", axis, columns)) for axis in axes]
     pivot = "".join(f", max(option) FILTER (axis = {literal(axis)}) AS {name}" for axis, name in zip(axes, names, strict=True))
     view = experiment_view(connection, experiment)
@@ -184,7 +199,8 @@ def create_experiment_view(connection: DuckDBPyConnection, experiment: str) -> N
         f"ON a.variant = s.variant WHERE s.experiment = {literal(experiment)} "
         f"ORDER BY list_position((SELECT variants FROM experiment WHERE experiment = {literal(experiment)}), s.variant), s.variant"
     )
-    _comment(connection, view, f"The experiment {experiment}: its axes as columns, then those of scorecard. Grain: one row per variant.")
+    told = f"The experiment {experiment}: its axes as columns, then those of scorecard. Grain: one row per variant."
+    connection.execute(_comment("VIEW", view, told))
 
 
 def prefixed(prefix: str, name: str, taken: Set[str]) -> str:
@@ -217,5 +233,14 @@ def _facts(facts_root: Path, table: str) -> pl.DataFrame:
         ) from error
 
 
-def _comment(connection: DuckDBPyConnection, view: str, text: str, *, stored: bool = False) -> None:
-    connection.execute(f"COMMENT ON {'TABLE' if stored else 'VIEW'} {identifier(view)} IS {literal(text)}")
+def _view(view: str) -> str:
+    return (HERE / "views" / f"{view}.sql").read_text(encoding="utf-8")
+
+
+def _question(sql: str) -> str:
+    """What the lines before the first statement of a view say."""
+    return " ".join(line.removeprefix("-- ") for line in sql.split("\nCREATE ")[0].splitlines())
+
+
+def _comment(kind: str, name: str, text: str) -> str:
+    return f"COMMENT ON {kind} {identifier(name)} IS {literal(text)}"

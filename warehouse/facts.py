@@ -71,7 +71,7 @@ GRAINS: dict[str, Grain] = {
             pl.when(pl.col("device_digest").is_not_null()).then("run").alias("_timed_in"),
         ),
     ),
-    "item": Grain(("artifact_digest", "protocol_digest", "item", "metric", "run")),
+    "item": Grain(("artifact_digest", "protocol_digest", "item", "metric", "run", "base_digest")),
     # The bounds of an experiment are replaced together, by the call that writes any of them last.
     "budget": Grain(("experiment", "variant", "metric", "at_most", "at_least", "blocks"), "recorded_at"),
     "device_constant": Grain(("device_digest", "constant", "dtype", "size", "threads", "source"), "measured_at"),
@@ -220,7 +220,11 @@ def latest(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     order = [column for column in (grain.newest, WRITTEN_AT) if column]
     if table == "budget":
         frame = frame.filter(pl.col(WRITTEN_AT) == pl.col(WRITTEN_AT).max().over("experiment"))
-    kept = frame.with_columns(grain.also).sort(order).unique([*grain.key, *(expr.meta.output_name() for expr in grain.also)], keep="last")
+    kept, key = frame.with_columns(grain.also), [*grain.key, *(expr.meta.output_name() for expr in grain.also)]
+    if (
+        kept.select(pl.struct(key).hash().n_unique()).item() < kept.height
+    ):  # else no two can be equal, which takes a fifth of the time to see
+        kept = kept.sort(order).unique(key, keep="last")
     return kept.select(frame.columns).sort([*grain.key, *order], nulls_last=True)
 
 

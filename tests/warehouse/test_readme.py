@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from assay.schemas.facts import TABLES
 from assay.warehouse.database import HERE, VIEWS, connect
 
 README = HERE / "README.md"
@@ -53,8 +54,8 @@ def cell(text: str) -> str:
 
 def tables(connection) -> str:
     parts = []
-    declared = "SELECT table_name, comment FROM duckdb_tables() WHERE NOT list_contains($views, table_name) ORDER BY table_oid"
-    for name, comment in connection.sql(declared, params={"views": list(VIEWS)}).fetchall():
+    declared = "SELECT table_name, comment FROM duckdb_tables() WHERE list_contains($tables, table_name) ORDER BY list_position($tables, table_name)"
+    for name, comment in connection.sql(declared, params={"tables": list(TABLES)}).fetchall():
         columns = connection.sql(
             "SELECT column_name, data_type, is_nullable, comment FROM duckdb_columns() WHERE table_name = $t ORDER BY column_index",
             params={"t": name},

@@ -9,6 +9,7 @@ CREATE TABLE step (
     size_bytes BIGINT NOT NULL,
     build_seconds DOUBLE NOT NULL,
     built_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    summary_json VARCHAR,
     PRIMARY KEY (artifact_digest)
 );
 COMMENT ON TABLE step IS 'A step as it was built. Grain: one row per artifact.';
@@ -20,3 +21,4 @@ COMMENT ON COLUMN step.code_fingerprint IS 'sha256 of the code that the step run
 COMMENT ON COLUMN step.size_bytes IS 'bytes of the artifact''s files';
 COMMENT ON COLUMN step.build_seconds IS 'seconds that building it took, waiting left out';
 COMMENT ON COLUMN step.built_at IS 'when it was built, UTC';
+COMMENT ON COLUMN step.summary_json IS 'what the step says of what it found, as JSON: removed layers, exponents of scales; NULL where it was recorded before this was kept';

@@ -10,7 +10,7 @@ CREATE OR REPLACE MACRO ratio_error(a, a_error, b, b_error) AS sqrt(a_error ** 2
 CREATE OR REPLACE MACRO beside_published(name, ours, published) AS
     format('{}: {:.5g}, published {:.5g}', name, CAST(ours AS DOUBLE), CAST(published AS DOUBLE));
 -- The answers of claims/*.sql. The view is made over an empty table of their columns, and the real one is put in its place: so nothing is planned before
--- someone asks. What the queries read is read once for all of them.
+-- someone asks. What the queries read (`compared`, `made_of`, `by_slice`) is kept as rows.
 CREATE OR REPLACE MACRO claim_answers() AS TABLE (
     SELECT
         CAST(NULL AS VARCHAR) AS id, CAST(NULL AS VARCHAR) AS experiment, CAST(NULL AS VARCHAR) AS base, CAST(NULL AS DOUBLE) AS value,
@@ -51,10 +51,6 @@ FROM declared AS d
 LEFT JOIN found AS f ON f.id = d.id
 ORDER BY position(d.id[1] IN 'sdqaekpc'), d.id, experiment, base;
 CREATE OR REPLACE MACRO claim_answers() AS TABLE (
-    WITH made_of AS MATERIALIZED (FROM main.made_of), compared AS MATERIALIZED (FROM main.compared), by_slice AS MATERIALIZED (
-        SELECT experiment, variant, base, suite, protocol, protocol_digest, metric, slice_kind, slice, value, unit, n, standard_error, status, device
-        FROM main.by_slice WHERE metric IN ({metrics})
-    )
     SELECT
         CAST(NULL AS VARCHAR) AS id, CAST(NULL AS VARCHAR) AS experiment, CAST(NULL AS VARCHAR) AS base, CAST(NULL AS DOUBLE) AS value,
         CAST(NULL AS DOUBLE) AS error, CAST(NULL AS BIGINT) AS n, CAST(NULL AS VARCHAR) AS reason, CAST(NULL AS VARCHAR) AS detail

@@ -25,7 +25,7 @@ WITH spec AS (
     UNION ALL
     SELECT i.artifact_digest, i.protocol_digest, r.base_digest, any_value(i.suite), i.metric, any_value(r.device_digest), 'item', avg(i.value), NULL
     FROM item_run AS r
-    JOIN item AS i ON i.artifact_digest = r.artifact_digest AND i.protocol_digest = r.protocol_digest AND i.run = r.run
+    JOIN item AS i ON i.artifact_digest = r.artifact_digest AND i.protocol_digest = r.protocol_digest AND i.run = r.run AND coalesce(i.base_digest = r.base_digest, true)
     WHERE r.artifact_digest = r.base_digest OR r.protocol_digest IN (SELECT protocol_digest FROM twin)
     GROUP BY i.artifact_digest, i.protocol_digest, r.base_digest, i.metric
 ), found AS (
