@@ -19,31 +19,7 @@ from assay.warehouse.facts import FactStore
 from assay.warehouse.reads import claims as read_claims
 
 IDS = [f"{part}{number:02d}" for part, last in zip("sdqaekpc", (13, 14, 19, 2, 9, 6, 20, 2), strict=True) for number in range(1, last + 1)]
-EXACT = [
-    "s01",
-    "s02",
-    "s03",
-    "s07",
-    "s09",
-    "d01",
-    "d02",
-    "d10",
-    "q01",
-    "q02",
-    "q03",
-    "q04",
-    "q05",
-    "q11",
-    "q17",
-    "q18",
-    "a01",
-    "e07",
-    "k01",
-    "k02",
-    "p09",
-    "p13",
-    "c02",
-]
+EXACT = ["s01", "s02", "s03", "s07", "s09", "d01", "d02", "d10", "q01", "q02", "q03", "q04", "q05", "q11", "q17", "q18", "a01", "e07", "k01", "k02", "p09", "p13", "c02"]  # fmt: skip
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 VERDICTS = {"supported", "refuted", "undecided", "not measured", "not comparable"}
 
@@ -150,14 +126,12 @@ def arithmetic() -> dict[str, tuple[float, str]]:
 
 def test_arithmetic_in_sql_equals_the_closed_forms_and_refuted_figures_stay_refuted(empty):
     """s01, s02, d01, q05, a01 and e07 are identities: their value is a deviation, of 0."""
-    found = {
-        id: (value, verdict) for id, value, verdict in empty.sql("SELECT id, value, verdict FROM claims WHERE kind = 'exact'").fetchall()
-    }
+    found = {id: told for id, *told in empty.sql("SELECT id, value, verdict FROM claims WHERE kind = 'exact'").fetchall()}
     worked = arithmetic()
     for id, (value, verdict) in worked.items():
-        assert found[id] == (pytest.approx(value, rel=0.02 if id in ("q04", "q18") else 1e-9), verdict), id
+        assert found[id] == [pytest.approx(value, rel=0.02 if id in ("q04", "q18") else 1e-9), verdict], id
     for id in set(EXACT) - set(worked):
-        assert found[id] == (pytest.approx(0, abs=1e-6), "supported"), id
+        assert found[id] == [pytest.approx(0, abs=1e-6), "supported"], id
 
 
 def verdict(connection, claim: Any, value: float, error: float | None, reason: str | None = None) -> str:
@@ -264,9 +238,8 @@ def languages(variant: str, error: float = 0.0, **kl: float) -> list[Fact]:
 
 
 def scores(variant: str, choice: float, answers: float, needles: float, error: float = 0.01) -> list[Fact]:
-    return [
-        Fact(variant, name, value, error) for name, value in (("accuracy", choice), ("task_score", answers), ("needle_accuracy", needles))
-    ]
+    named = {"accuracy": choice, "task_score": answers, "needle_accuracy": needles}
+    return [Fact(variant, name, value, error) for name, value in named.items()]
 
 
 # id, experiment: variants, facts, protocols, and what comes out: value and verdict. All worked by hand.
@@ -335,6 +308,18 @@ CASES: dict[tuple[str, str], tuple[dict[str, list[str]], list[Fact], dict[str, d
 }  # fmt: skip
 
 
+AWQ = [("q09_inside", "inputs", (0.3, 0.55, 0.7, 0.85)), ("q09_outside", "inputs", (None, 0.0, 0.5, 0.75)), ("q09_control", "weights", (0.5,) * 4)]  # fmt: skip
+
+
+def made(store: FactStore, kind: str, spec: dict, summary: dict, *, parent: str) -> str:
+    """The digest of an artifact that a step made of ``parent``."""
+    digest = json.dumps([kind, spec, parent])
+    row = {"artifact_digest": digest, "key": digest, "kind": kind, "spec_json": json.dumps(spec), "summary_json": json.dumps(summary)}
+    store.append("step", [StepRow(**row, code_fingerprint="c", size_bytes=1, build_seconds=1, built_at=NOON)])
+    store.append("lineage", [LineageRow(artifact_digest=digest, parent_digest=parent, role="parent")])
+    return digest
+
+
 @pytest.fixture(scope="module")
 def worked(tmp_path_factory):
     """All cases as experiments of one warehouse."""
@@ -342,12 +327,17 @@ def worked(tmp_path_factory):
     store.append("device", [DeviceRow(device_digest="cpu0", kind="cpu", name="Some CPU", cores=2, memory_bytes=2**33, torch_version="0")])
     for (id, name), (variants, facts, protocols, _, _) in CASES.items():
         study(store, f"{id}_{name}", variants, facts, protocols)
-    taught = [Fact("taught", "acceptance_when_reached", 0.6, 0.01), Fact("read", "acceptance_when_reached", 0.4, 0.01)]
-    study(store, "d07_taught", {"taught": ["draft"], "read": ["draft"]}, taught)
-    for variant, loss in (("taught", "forward_kl"), ("read", "cross_entropy")):
-        spec = json.dumps({"loss": loss, "tokens": 1000})
-        store.append("lineage", [LineageRow(artifact_digest=f"d07_taught/{variant}", parent_digest=loss, role="draft")])
-        store.append("step", [StepRow(artifact_digest=loss, key=loss, kind="distill", spec_json=spec, code_fingerprint="c", size_bytes=1, build_seconds=1, built_at=NOON)])  # fmt: skip
+    for name, value, starts in (("d07_taught", 0.6, ("same", "same")), ("d07_larger", 0.9, ("one", "other"))):  # what drafts began as
+        accepted = [Fact("taught", "acceptance_when_reached", value, 0.01), Fact("read", "acceptance_when_reached", 0.4, 0.01)]
+        study(store, name, {"taught": ["draft"], "read": ["draft"]}, accepted)
+        for variant, loss, start in zip(("taught", "read"), ("forward_kl", "cross_entropy"), starts, strict=True):
+            trained = made(store, "distill", {"loss": loss, "tokens": 1000}, {}, parent=f"{name}/{start}")
+            store.append("lineage", [LineageRow(artifact_digest=f"{name}/{variant}", parent_digest=trained, role="draft")])
+    for name, salience, alphas in AWQ:  # two variants of one search: it counts once
+        study(store, name, {"a": ["int4"], "b": ["gptq"]}, [])
+        pairs = {f"model.layers.{at}.o": {"alpha": alpha} for at, alpha in enumerate(alphas)}
+        scaled = made(store, "smooth", {"method": "awq", "salience": salience}, {"pairs": pairs}, parent=f"{name}/base")
+        store.append("lineage", [LineageRow(artifact_digest=f"{name}/{variant}", parent_digest=scaled, role="parent") for variant in "ab"])
     with connect(store.root) as connection:
         yield {(row["id"], row["experiment"]): row for row in read_claims(connection).to_dicts()}
 
@@ -356,13 +346,23 @@ def worked(tmp_path_factory):
 def test_a_verdict_worked_by_hand(worked, id, name):
     *_, value, verdict = CASES[id, name]
     row = worked[id, f"{id}_{name}"]
-    assert (row["value"], row["verdict"]) == (pytest.approx(value, rel=1e-3), verdict) and row["base"] == "tiny"
+    assert (row["value"], row["verdict"], row["base"]) == (pytest.approx(value, rel=1e-3), verdict, "tiny")
     assert (row["reason"] is not None) == (verdict == "not comparable")
 
 
 def test_a_taught_draft_is_found_by_what_it_was_made_from(worked):
-    row = worked["d07", "d07_taught"]
-    assert (row["value"], row["verdict"]) == (pytest.approx(0.5), "supported")
+    assert worked["d07", "d07_taught"]["value"] == pytest.approx(0.5) and worked["d07", "d07_taught"]["verdict"] == "supported"
+    assert ("d07", "d07_larger") not in worked
+
+
+def test_the_exponents_of_awq_are_read_from_what_its_step_said(worked):
+    """Of ours, the error of a share of 4 is √(0.75 · 0.25 / 4)."""
+    row = worked["q09", "q09_inside"]
+    assert (row["value"], row["n"], row["verdict"]) == (0.75, 4, "undecided") and row["high"] - row["value"] == pytest.approx(
+        1.96 * 0.2165, rel=1e-3
+    )
+    assert row["detail"] == "mean 0.60, standard deviation 0.23, from 0.30 to 0.85"
+    assert worked["q09", "q09_outside"]["value"] == 0.25 and ("q09", "q09_control") not in worked
 
 
 def test_a_claim_is_judged_in_every_experiment_that_has_facts_for_it(worked):
@@ -382,9 +382,8 @@ def test_no_number_breaks_the_view(tmp_path):
     store.append("device", [DeviceRow(device_digest="cpu0", kind="cpu", name="Some CPU", cores=2, memory_bytes=2**33, torch_version="0")])
     variants = {name: [name] for name in STEP} | {"taught": ["prune", "kl"], "read": ["prune", "text"], "drafted": ["int4", "ngram"], "both": ["prune", "int4"]}  # fmt: skip
     slices = ("all/all", "layer/x", "temperature/part 0", "temperature_k/0.7/8", "position/y", "language/en", "language/de", "batch/2")  # fmt: skip
-    places = [
-        (variant, metric, each) for variant in ("base", *variants) for metrics in METRICS.values() for metric in metrics for each in slices
-    ]
+    metrics = [metric for each in METRICS.values() for metric in each]
+    places = [(variant, metric, each) for variant in ("base", *variants) for metric in metrics for each in slices]
     for name, value in {"zero": 0.0, "below": -1.0, "huge": 1e300, "none": None}.items():
         status = "ok" if value is not None else "failed"
         study(store, name, variants, [Fact(variant, metric, value, 0.0, each, status=status) for variant, metric, each in places])
