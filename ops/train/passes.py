@@ -22,7 +22,7 @@ def rounded_products(enabled: bool) -> Iterator[None]:
 
     For a head, whose logits of many thousand ids would lose too much in bfloat16 themselves. Nothing changes where oneDNN has no such products.
     """
-    matmul = torch.backends.mkldnn.matmul
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = matmul.fp32_precision
     if enabled:
         matmul.fp32_precision = "bf16"
