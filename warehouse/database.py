@@ -162,9 +162,8 @@ def finish_views(connection: DuckDBPyConnection, *, kept: Set[str] = STORED) -> 
     """
     for view in VIEWS:
         if view in kept:
-            order = (
-                " ORDER BY metric" if view == "by_slice" else ""
-            )  # who asks for one metric reads only the parts of the table that have it
+            # Who asks for one metric then reads only the parts of the table that have it.
+            order = " ORDER BY metric" if view == "by_slice" else ""
             connection.execute(f"CREATE TABLE _kept AS FROM {view}{order}; DROP VIEW {view}; ALTER TABLE _kept RENAME TO {view}")
             connection.execute(_comment("TABLE", view, _question(_view(view))))
     experiments = connection.sql("SELECT experiment FROM experiment UNION SELECT experiment FROM variant ORDER BY experiment").fetchall()
