@@ -281,14 +281,10 @@ def new(
     from assay.assets.registry import HERE
     from assay.schemas.load import parse_experiment
 
-    file = directory / f"{name}.yaml"
+    file = _new_file(directory, name)
     text = (HERE / "template.yaml").read_text().replace("name: my_experiment", f"name: {name}")
     parse_experiment(text, file, bench().registries)
-    if file.exists():
-        raise MistakeError(f"{file} is there already; choose another name, or remove it first")
-    directory.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    console.print(f"{file}\n  assay plan {file}\n  assay run {file}")
+    _write(file, text)
 
 
 @app.command()
@@ -304,15 +300,25 @@ def shapes(
     from assay.assets.search import search_file
     from assay.schemas.load import parse_experiment
 
-    workspace, file = bench(), directory / f"{name}.yaml"
-    if file.exists():
-        raise MistakeError(f"{file} is there already; choose another name, or remove it first")
+    workspace, file = bench(), _new_file(directory, name)
     try:
         text = search_file(workspace, file, base, parameters=parameters, best=best, tokens=tokens)
     except ValueError as error:
         raise MistakeError(str(error)) from error
     parse_experiment(text, file, workspace.registries)
-    directory.mkdir(parents=True, exist_ok=True)
+    _write(file, text)
+
+
+def _new_file(directory: Path, name: str) -> Path:
+    """Where an experiment called ``name`` is to be written; refuses a file that is there."""
+    file = directory / f"{name}.yaml"
+    if file.exists():
+        raise MistakeError(f"{file} is there already; choose another name, or remove it first")
+    return file
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
     console.print(f"{file}\n  assay plan {file}\n  assay run {file}")
 

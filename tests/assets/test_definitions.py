@@ -251,6 +251,8 @@ def test_the_multiprocess_executor_builds_and_records_every_variant(bench: Works
     from assay.warehouse.reads import experiment_table
 
     set_up(bench)
+    file = bench.experiment_places[0] / "small.yaml"
+    file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if "int2:" not in line))  # each step is a process
     environment = {
         **os.environ,
         "ASSAY_EXPERIMENTS": str(bench.experiment_places[0]),
@@ -261,7 +263,7 @@ def test_the_multiprocess_executor_builds_and_records_every_variant(bench: Works
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=500, cwd=bench.home)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     table = experiment_table(connect(bench.facts.root), experiment="small")
-    assert table.height == 3
+    assert table.height == 2
     assert table["kl_mean_nats"].null_count() == 0
     doubled = connect(bench.facts.root).sql(
         "SELECT count(*) - count(DISTINCT (artifact_digest, protocol_digest, metric, slice_kind, slice)) FROM measurement"
