@@ -34,7 +34,7 @@ class Domain(Spec):
         return self.text.name or self.text.path or f"{self.text.hub}/{self.text.file}"
 
 
-class Mixed(Training):
+class MixedTexts(Training):
     """A run that may read several texts, in the place of one."""
 
     domains: tuple[Domain, ...] | None = Field(
@@ -44,7 +44,7 @@ class Mixed(Training):
     )
 
     @model_validator(mode="after")
-    def mixable(self) -> "Mixed":
+    def mixable(self) -> "MixedTexts":
         if self.domains is None:
             return self
         called = [domain.called for domain in self.domains]
@@ -92,7 +92,7 @@ class Lora(Spec):
     alpha: int = Field(default=16, ge=1, le=65_536, description="the adapters' product counts alpha / rank times")
 
 
-class Distill(Taught, Mixed):
+class Distill(Taught, MixedTexts):
     """Train the weights as they are by now toward the base, on text, on the student's own samples, or both. Zeros that pruning made stay zero."""
 
     kind: Literal["distill"] = "distill"
@@ -142,7 +142,7 @@ class Distill(Taught, Mixed):
         return self
 
 
-class PruneLearned(Mixed):
+class PruneLearned(MixedTexts):
     """Learn what to remove: gates on layers, groups of heads, and channels are trained with the weights until so much is left, then cut (Sheared LLaMA)."""
 
     kind: Literal["prune_learned"] = "prune_learned"

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.ops.steps.training import HELD_OUT_TOKENS, steps_of, texts_of
-from assay.schemas.training import Mixed
+from assay.schemas.training import MixedTexts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,7 @@ class Reading(NamedTuple):
     domains: "Domains | None"
 
 
-def reading_of(asked: Mixed, windows: "Windows") -> Reading:
+def reading_of(asked: MixedTexts, windows: "Windows") -> Reading:
     """The windows of the text; of domains, as many of each as its share of the rows is at first, and those behind them held out, as many of each.
 
     A domain that is read more than its share is read again from its first window.
@@ -53,6 +53,6 @@ def reading_of(asked: Mixed, windows: "Windows") -> Reading:
     return Reading(read, held_out, Domains(of_read, of_held, tuple(float(domain.share_pct) for domain in asked.domains)))
 
 
-def told_of_domains(asked: Mixed) -> dict[str, Any]:
+def told_of_domains(asked: MixedTexts) -> dict[str, Any]:
     """What the domains of the curve's metrics are called, by their number; nothing where there is one text."""
     return {} if asked.domains is None else {"domains": [domain.called for domain in asked.domains]}

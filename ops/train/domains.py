@@ -5,6 +5,7 @@ both. Not here: where the domains' text comes from (``ops/steps/domains.py``).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from assay.ops.evaluate.divergence import Head
-from assay.ops.train.batches import digest, generator, order_of
+from assay.ops.train.batches import digest, generator, order_of, rows_at
 from assay.ops.train.loop import Point
 from assay.ops.train.losses import cross_entropy_sum
 
@@ -45,15 +46,19 @@ def reweighted(weights: Float64[Tensor, " domains"], losses: Sequence[float], re
     return (weights.log() + excess).softmax(dim=0)
 
 
-def reader(domains: Domains, curve: Sequence[Point], *, windows: int, rows: int, seed: int) -> Callable[[int], Int64[Tensor, " rows"]]:
+def reader(
+    domains: Domains | None, curve: Sequence[Point], *, windows: int, rows: int, seed: int
+) -> Callable[[int], Int64[Tensor, " rows"]]:
     """Which windows a step reads: for each row a domain is drawn by the weights of the moment, then the next window of that domain in its order.
 
-    Each domain's windows are all read before one is read again. The weights follow from the evaluations in ``curve`` up to the step, so that a run that
+    Without domains it is ``batches.rows_at``. Each domain's windows are all read before one is read again. The weights follow from the evaluations in ``curve`` up to the step, so that a run that
     goes on reads what it would have read.
 
     Raises:
         ValueError: a domain without windows, or numbers that are not one a domain.
     """
+    if domains is None:
+        return partial(rows_at, rows=rows, windows=windows, seed=seed)
     members = [(domains.windows == domain).nonzero().flatten().tolist() for domain in range(len(domains.shares))]
     _require(members, domains, windows)
     plan: list[list[int]] = []  # the windows of each step so far
@@ -114,8 +119,10 @@ def losses_of(
     return found
 
 
-def with_weights(domains: Domains, curve: Sequence[Point]) -> list[Point]:
-    """``curve`` with the weights from each evaluation on among its metrics."""
+def with_weights(domains: Domains | None, curve: list[Point]) -> list[Point]:
+    """``curve`` with the weights from each evaluation on among its metrics; as it is where there are no domains."""
+    if domains is None:
+        return curve
     return [
         point._replace(
             metrics={

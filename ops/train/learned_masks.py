@@ -7,7 +7,6 @@ come out (``ops/prune/width.py``, ``ops/prune/depth.py``), or recovery after it.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from assay.ops.evaluate.divergence import head_of
 from assay.ops.models import structure
 from assay.ops.train import passes
-from assay.ops.train.batches import Batch, batch_of, digest, generator, rows_at, split
+from assay.ops.train.batches import Batch, batch_of, digest, generator, split
 from assay.ops.train.domains import REFERENCE, Domains, identity, losses_of, reader, with_weights
 from assay.ops.train.loop import Loss, Point, Progress, Settings, train
 from assay.ops.train.losses import cross_entropy_sum, trainable_head
@@ -226,9 +225,7 @@ def learn_masks(
     drawn: dict[str, Tensor] = {}
     share = 0.0
     curve: list[Point] = []
-    choose = partial(rows_at, rows=rows, windows=len(windows), seed=settings.seed)
-    if domains is not None:
-        choose = reader(domains, curve, windows=len(windows), rows=rows, seed=settings.seed)
+    choose = reader(domains, curve, windows=len(windows), rows=rows, seed=settings.seed)
 
     def batches(step: int) -> list[Batch]:
         nonlocal share
@@ -269,7 +266,7 @@ def learn_masks(
     train(
         whole, batches, loss_of, settings, rates=rates, curve=curve, evaluate=evaluate, state=state, run={**told, **(run or {})}, progress=progress
     )  # fmt: skip
-    points = curve if domains is None else with_weights(domains, curve)
+    points = with_weights(domains, curve)
     return Learned(kept_by(gates.hard(target), structure.shape_numbers(model)), points)
 
 

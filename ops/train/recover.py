@@ -5,7 +5,6 @@ Models and tensors in, the curve out. Not here: the losses (``losses.py``, ``hid
 """
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from assay.ops.evaluate.divergence import Head, check_head, head_of
 from assay.ops.train import passes
-from assay.ops.train.batches import Batch, batch_of, digest, rows_at, split
+from assay.ops.train.batches import Batch, batch_of, digest, split
 from assay.ops.train.domains import REFERENCE, Domains, identity, losses_of, reader, with_weights
 from assay.ops.train.hidden import Pairs, hidden_sum, maps_between
 from assay.ops.train.loop import Loss, Point, Progress, Settings, train
@@ -107,9 +106,7 @@ def recover(
     maps = maps_between(head_of(student).weight.shape[1], teacher_head.weight.shape[1], asked.hidden, seed=settings.seed).to(device)
     student_blocks, teacher_blocks = ([pair[side] for pair in asked.hidden] for side in (0, 1))
     curve: list[Point] = []
-    choose = partial(rows_at, rows=rows, windows=len(windows), seed=settings.seed)
-    if domains is not None:
-        choose = reader(domains, curve, windows=len(windows), rows=rows, seed=settings.seed)
+    choose = reader(domains, curve, windows=len(windows), rows=rows, seed=settings.seed)
 
     def forward(model: Any, ids: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
@@ -171,7 +168,7 @@ def recover(
         run={**told, **(run or {})},
         progress=progress,
     )
-    return curve if domains is None else with_weights(domains, curve)
+    return with_weights(domains, curve)
 
 
 def zeros_of(model: nn.Module, names: Collection[str]) -> dict[str, Bool[Tensor, "..."]]:
