@@ -9,6 +9,7 @@ nobody ever opens a shared file for writing, and a writer of facts waits for no 
 import re
 import uuid
 from collections.abc import Set
+from functools import cache
 from pathlib import Path
 
 import duckdb
@@ -32,9 +33,8 @@ VIEWS = (
 STORED = frozenset(
     {"current_variant", "base_variant", "latest", "item_run", "noise_floor", "by_slice", "fact", "headline", "made_of", "compared"}
 )
-PUBLISHED = STORED | {
-    "claims"
-}  # takes half a second whatever there is: kept in the file, which is made seldom, and not by each `assay sql`
+# The claims take half a second whatever there is: kept in the file, which is made seldom, and not by each `assay sql`.
+PUBLISHED = STORED | {"claims"}
 STORAGE_VERSION = "v1.4.0"  # what clients older than the one that writes can still open
 _NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)*")
 
@@ -140,7 +140,8 @@ def insert(connection: DuckDBPyConnection, table: str, frame: pl.DataFrame) -> N
         connection.unregister("_incoming")
 
 
-def statements() -> list[str]:
+@cache
+def statements() -> tuple[str, ...]:
     """What makes an empty database one of the tables, the macros, the view ``metric`` and those of ``views/*.sql``; no experiment is known yet."""
     made = [(HERE / "tables" / f"{table}.sql").read_text(encoding="utf-8") for table in TABLES]
     made.append((HERE / "macros.sql").read_text(encoding="utf-8"))
@@ -152,7 +153,7 @@ def statements() -> list[str]:
     for view in VIEWS:
         sql = _view(view)
         made += [claims_view(sql) if view == "claims" else sql, _comment("VIEW", view, _question(sql))]
-    return made
+    return tuple(made)
 
 
 def finish_views(connection: DuckDBPyConnection, *, kept: Set[str] = STORED) -> None:
@@ -232,6 +233,7 @@ def _facts(facts_root: Path, table: str) -> pl.DataFrame:
         ) from error
 
 
+@cache
 def _view(view: str) -> str:
     return (HERE / "views" / f"{view}.sql").read_text(encoding="utf-8")
 

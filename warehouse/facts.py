@@ -221,9 +221,8 @@ def latest(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     if table == "budget":
         frame = frame.filter(pl.col(WRITTEN_AT) == pl.col(WRITTEN_AT).max().over("experiment"))
     kept, key = frame.with_columns(grain.also), [*grain.key, *(expr.meta.output_name() for expr in grain.also)]
-    if (
-        kept.select(pl.struct(key).hash().n_unique()).item() < kept.height
-    ):  # else no two can be equal, which takes a fifth of the time to see
+    # Where all hashes differ no two keys can be equal, which takes a fifth of the time to see.
+    if kept.select(pl.struct(key).hash().n_unique()).item() < kept.height:
         kept = kept.sort(order).unique(key, keep="last")
     return kept.select(frame.columns).sort([*grain.key, *order], nulls_last=True)
 
