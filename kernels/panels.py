@@ -34,8 +34,8 @@ def panels(matrix: Matrix) -> Panels:
     """Lay ``matrix`` out; exact in every form.
 
     Codes of at most four bits run as int4, or as places in a table of sixteen (``table4``), if the group is a whole number of words of eight columns; codes
-    of a byte as int8 or as small floats; 2:4 codes with their zeros, since nothing here reads places. What fits none of these (groups that are not contiguous, columns kept apart, a float16 weight) is multiplied out to
-    float32.
+    of a byte as int8 or as small floats; 2:4 codes with their zeros, since nothing here reads places. What fits none of these (groups that are not
+    contiguous, columns kept apart, a float16 weight) is multiplied out to float32.
     """
     rows, cols = matrix.shape
     bias = None if matrix.bias is None else _outputs(matrix.bias.float().unsqueeze(1)).flatten().contiguous()
