@@ -48,7 +48,7 @@ def work_png(rows: Sequence[Mapping[str, Any]], *, title: str = "") -> bytes:
     axes.set_yticks(range(len(variants) + 1), ["score of the base", *variants], fontsize=9)
     axes.set_xticks(range(len(works)), [work.replace(" ", "\n").replace("_", "\n") for work in works], fontsize=8.5)
     axes.spines[:].set_visible(False)
-    figure.colorbar(image, ax=axes, pad=0.02).set_label("points from the base; ( ): none found", fontsize=9)
+    figure.colorbar(image, ax=axes, pad=0.02).set_label("points from the base\n( ): none found", fontsize=9)
     return _png(figure)
 
 
