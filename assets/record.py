@@ -45,7 +45,7 @@ class Recorder:
             "axes": {axis: list(options) for axis, options in experiment.axes.items()},
         }  # fmt: skip
         row = ExperimentRow(experiment=experiment.name, question=experiment.question, axes=list(experiment.axes), variants=[v.slug for v in experiment.variants],
-                            spec_json=canonical_json(spec), declared_at=now)  # fmt: skip
+                            spec_json=canonical_json(spec), declared_at=now, protocols=[digest_of(protocol) for protocol in experiment.protocols.values()])  # fmt: skip
         for name, protocol in experiment.protocols.items():
             digest = digest_of(protocol)
             told = ProtocolRow(protocol_digest=digest, name=name, suite=protocol.suite, spec_json=canonical_json(protocol))

@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
-from duckdb import DuckDBPyConnection
 
 from assay.assets.pages import publish
 from assay.assets.statements import told
 from assay.assets.workspace import Workspace
 from assay.schemas.experiment import Experiment
-from assay.schemas.spec import digest_of
 from assay.warehouse.database import connect
 from assay.warehouse.prompt import shown as plain
 from assay.warehouse.reads import by_slice, claims, devices, experiment_table, interaction, scorecard_protocol, verdicts, work
@@ -45,7 +43,7 @@ class Report(NamedTuple):
 def write_report(workspace: Workspace, experiment: Experiment) -> Report:
     """Write ``reports/<experiment>.html`` whole."""
     name, connection = experiment.name, connect(workspace.facts.root)
-    table, lost = experiment_table(connection, name), declared_work(connection, experiment)
+    table, lost = experiment_table(connection, name), work(connection, name)
     slices = {metric: by_slice(connection, name, metric) for metric in SLICED}
     drawn = {
         SIZE_AGAINST_KL: frontier(table),
@@ -86,12 +84,6 @@ def frontier(table: pl.DataFrame) -> bytes | None:
     if not wanted.height:
         return None
     return frontier_png(wanted.select(pl.col("variant").alias("label"), "size_bytes", "kl_mean_nats").to_dicts())
-
-
-def declared_work(connection: DuckDBPyConnection, experiment: Experiment) -> pl.DataFrame:
-    """The view ``work`` under the protocols as they are declared now: of a protocol that was changed, the facts of before stay in the warehouse."""
-    declared = [digest_of(protocol) for protocol in experiment.protocols.values()]
-    return work(connection, experiment.name).filter(pl.col("protocol_digest").is_in(declared)).drop("protocol_digest")
 
 
 def lost_work(rows: pl.DataFrame, shown: pl.DataFrame) -> bytes | None:

@@ -15,7 +15,10 @@ Status = Literal["ok", "noisy", "failed", "not_finite"]
 
 
 class ExperimentRow(Spec):
-    """An experiment as it was last declared: a variant that is no longer among ``variants`` is history and in no view."""
+    """An experiment as it was last declared: a variant that is no longer among ``variants`` is history and in no view.
+
+    So are facts of a suite under a protocol that is no longer among ``protocols``, as long as the experiment measures that suite at all.
+    """
 
     experiment: str
     question: str
@@ -23,6 +26,7 @@ class ExperimentRow(Spec):
     variants: list[str] = Field(description="slugs in declared order")
     spec_json: str
     declared_at: datetime
+    protocols: list[str] | None = Field(default=None, description="digests of its protocols; None: of a time when none were told")
 
 
 class VariantRow(Spec):

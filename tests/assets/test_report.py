@@ -1,15 +1,11 @@
 """The report of an experiment that measures no divergence, or no size: all the rest of it, and a sentence where the picture would be."""
 
-from types import SimpleNamespace
 
 import polars as pl
 import pytest
 
-from assay.assets import report
 from assay.assets.report import NO_PICTURE, frontier
 from assay.assets.run import instance
-from assay.schemas.protocols import Choice
-from assay.schemas.spec import digest_of
 
 BARE = """
 name: bare
@@ -49,12 +45,3 @@ def test_one_variant_with_both_numbers_is_enough_for_a_picture():
     both = table.with_columns(kl_mean_nats=pl.lit(0.2))
     picture = frontier(both)
     assert picture is not None and picture.startswith(b"\x89PNG")
-
-
-def test_work_under_a_protocol_as_it_was_before_it_was_changed_is_not_shown(monkeypatch):
-    now, before = Choice(questions=100), Choice(questions=50)
-    rows = pl.DataFrame({"protocol": "choice", "protocol_digest": [digest_of(each) for each in (now, before)], "difference": [-0.02, 0.06]})
-    monkeypatch.setattr(report, "work", lambda connection, name: rows)
-    connection, experiment = SimpleNamespace(), SimpleNamespace(name="any", protocols={"choice": now})
-    found = report.declared_work(connection, experiment)  # type: ignore[arg-type]
-    assert found.to_dicts() == [{"protocol": "choice", "difference": -0.02}]

@@ -174,7 +174,7 @@ def test_a_divergence_from_another_base_is_not_paired(measure, two):
 
 
 @pytest.mark.parametrize("way", ["protocol", "engine", "device"])
-def test_what_was_measured_in_two_ways_is_compared_by_no_view(measure, two, way):
+def test_what_was_measured_in_two_ways_is_compared_by_no_view(measure, two, noon, way):
     """Greedy against sampled, one engine against another, one machine against another: no row of any view holds both numbers."""
     here = {
         "protocol": {"protocol": "greedy"},
@@ -187,9 +187,16 @@ def test_what_was_measured_in_two_ways_is_compared_by_no_view(measure, two, way)
     assert ask(two, "FROM paired") == []
     assert ask(two, "FROM versus_base WHERE difference IS NOT NULL OR ratio IS NOT NULL") == []
     assert ask(two, "FROM regression") == []
-    measure("base", [0, 0, 0, 0, 0, 0], **here)
+    measure("base", [0, 0, 0, 0, 0, 0], run="r2", measured_at=noon.replace(hour=13), **here)
     assert len(ask(two, f"FROM paired WHERE {PAIR}")) == 1  # measured alike, they compare
     assert ask(two, "SELECT difference FROM versus_base WHERE variant = 'int4'") == [(1,)]
+
+
+def test_the_items_of_the_last_run_are_of_the_machine_that_made_them(measure, two, noon):
+    """d2 is greater than d1 and was asked first: neither order nor name decides, but the time."""
+    measure("base", [0, 0], device_digest="d2")
+    measure("base", [1, 0], run="r2", measured_at=noon.replace(hour=13), device_digest="d1", path="native avx512 float32, dense weights")
+    assert ask(two, "SELECT run, device_digest, engine FROM item_run") == [("r2", "d1", "native avx512 float32")]
 
 
 def test_other_weights_on_the_same_engine_compare(measure, two):

@@ -7,6 +7,7 @@ CREATE TABLE experiment (
     variants VARCHAR[] NOT NULL,
     spec_json VARCHAR NOT NULL,
     declared_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    protocols VARCHAR[],
     PRIMARY KEY (experiment)
 );
 COMMENT ON TABLE experiment IS 'An experiment as it was last declared. Grain: one row per experiment.';
@@ -16,3 +17,4 @@ COMMENT ON COLUMN experiment.axes IS 'axis names in declared order';
 COMMENT ON COLUMN experiment.variants IS 'variant names in declared order; a variant that is not among them is history and in no view';
 COMMENT ON COLUMN experiment.spec_json IS 'its question, base and options as JSON';
 COMMENT ON COLUMN experiment.declared_at IS 'when it was declared, UTC';
+COMMENT ON COLUMN experiment.protocols IS 'digests of its protocols; facts of the same suite under another protocol are history and in no view; NULL: not told, and all are shown';
