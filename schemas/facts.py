@@ -17,7 +17,7 @@ Status = Literal["ok", "noisy", "failed", "not_finite"]
 class ExperimentRow(Spec):
     """An experiment as it was last declared: a variant that is no longer among ``variants`` is history and in no view.
 
-    So are facts of a suite under a protocol that is no longer among ``protocols``, as long as the experiment measures that suite at all.
+    So are facts under a protocol that is not among ``protocols``: of before it was changed, or of another experiment that shares an artifact.
     """
 
     experiment: str

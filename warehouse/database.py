@@ -26,12 +26,12 @@ from assay.warehouse.prepared import prepared
 HERE = Path(__file__).parent
 # Each view after those that it reads. `metric` comes from schemas/protocols.py, and one view per experiment from its axes.
 VIEWS = (
-    "current_variant", "declared_suite", "base_variant", "measured_variant", "attempt", "latest", "item_run", "noise_floor", "by_slice", "fact", "accuracy", "scorecard_protocol",
+    "current_variant", "base_variant", "measured_variant", "attempt", "latest", "item_run", "noise_floor", "by_slice", "fact", "accuracy", "scorecard_protocol",
     "headline", "scorecard", "pareto", "versus_base", "interaction", "variant_item", "paired", "work", "regression", "verdict", "roofline", "made_of", "compared", "claims",
 )  # fmt: skip
 # Views whose rows are kept, since others read them often: the same SQL, run once when the database is filled, which nobody writes after.
 STORED = frozenset(
-    {"current_variant", "declared_suite", "base_variant", "latest", "item_run", "noise_floor", "by_slice", "fact", "headline", "made_of", "compared"}
+    {"current_variant", "base_variant", "latest", "item_run", "noise_floor", "by_slice", "fact", "headline", "made_of", "compared"}
 )
 # The claims take half a second whatever there is: kept in the file, which is made seldom, and not by each `assay sql`.
 PUBLISHED = STORED | {"claims"}

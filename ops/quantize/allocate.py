@@ -5,7 +5,7 @@ Not here: how a weight is rounded (``grid.py``), or rounding the model once the 
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,9 +19,13 @@ from transformers import PreTrainedModel
 
 from assay.ops.evaluate.divergence import BLOCK, Head, check_head, final_hidden, head_of
 from assay.ops.models import experts, structure
+from assay.ops.quantize.gptq import ActOrder, gptq_together
 from assay.ops.quantize.grid import Format, quantize, require_fit
-from assay.ops.quantize.layout import stored_bytes
+from assay.ops.quantize.hessian import gather
+from assay.ops.quantize.layout import Packed, stored_bytes
 from assay.ops.quantize.sequential import walk
+
+Way = Callable[[Sequence[str], Sequence[Tensor], Format], Sequence[Packed]]  # what the weights of a unit are stored as, by their names
 
 TRACED = 8  # tokens of the forward that shows which weights read one input
 LARGEST_COST = (
@@ -58,17 +62,44 @@ class Chosen(NamedTuple):
     summary: dict[str, Any]
 
 
+def to_nearest(names: Sequence[str], weights: Sequence[Tensor], format: Format) -> list[Packed]:
+    """Each weight rounded to nearest."""
+    return [quantize(weight, format) for weight in weights]
+
+
+@torch.no_grad()
+def by_gptq(
+    model: PreTrainedModel, windows: Int[Tensor, "windows length"], *, act_order: ActOrder = "static", damping: float = 0.01, keep_zeros: bool = False
+) -> Way:
+    """Each unit rounded by GPTQ on the inputs that the unrounded model gives it; of experts that no token reached, to nearest.
+
+    Keeps the Hessian of each input of ``model``: 4 · width² bytes of each, of all blocks at once.
+    """
+    with _in_float32(model):
+        hessians = {group: found.matrix() for stage in walk(model, windows, true_sequential=False) for group, found in gather(stage).items()}
+
+    def rounded(names: Sequence[str], weights: Sequence[Tensor], format: Format) -> list[Packed]:
+        hessian = hessians.get(tuple(names))
+        if hessian is None:
+            return to_nearest(names, weights, format)
+        solved = gptq_together(weights, hessian, format, act_order=act_order, damping=damping, keep_zeros=keep_zeros)
+        return [each.quantized for each in solved]
+
+    return rounded
+
+
 @torch.no_grad()
 def sensitivities(
     model: PreTrainedModel,
     windows: Int[Tensor, "windows length"],
     formats: Sequence[Format],
     *,
+    way: Way = to_nearest,
     together: bool = True,
     batch: int = 2,
     chunk: int = 128,
 ) -> Harm:
-    """Mean KL(model‖model with one unit rounded to nearest) of the next-token distributions, over all positions of ``windows``.
+    """Mean KL(model‖model with one unit rounded) of the next-token distributions, over all positions of ``windows``.
 
     The model computes in float32 meanwhile, and is afterwards as it was. Only the blocks from the unit's own on are run anew; what enters each block is
     kept, and so are the model's own distributions, of ``batch`` windows at a time: 4 · batch · length · (vocabulary + layers · hidden) bytes.
@@ -76,6 +107,7 @@ def sensitivities(
     Args:
         windows: token ids without padding.
         formats: at least two, each once.
+        way: how a unit is rounded: as it will be when the formats are chosen. It is asked once a unit, format and ``batch`` windows.
         together: layers that read one input (q, k and v; gate and up; of each expert too) are one unit, since engines store them as one matrix.
         batch: windows a forward.
         chunk: positions whose logits exist at a time.
@@ -101,7 +133,7 @@ def sensitivities(
             log_p = _log_probabilities(final, head, chunk)
             for row, (block, names) in enumerate(units):
                 for column, format in enumerate(formats):
-                    with _rounded([weights[name] for name in names], format) as stored, _starting(model, block, states[block]):
+                    with _rounded(names, [weights[name] for name in names], format, way) as stored, _starting(model, block, states[block]):
                         sums[row, column] += _kl_sum(log_p, _final(model, ids), head, chunk)
                         bits[row, column] = 8 * stored
     kl = sums / windows.numel()
@@ -230,13 +262,12 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _rounded(weights: list[Tensor], format: Format) -> Iterator[int]:
-    """The weights rounded to nearest inside; gives the bytes that they are stored in."""
+def _rounded(names: Sequence[str], weights: Sequence[Tensor], format: Format, way: Way) -> Iterator[int]:
+    """The weights rounded inside; gives the bytes that they are stored in."""
     before = [(weight, weight.clone()) for weight in weights]
     try:
         stored = 0
-        for weight, original in before:
-            packed = quantize(original, format)
+        for (weight, _), packed in zip(before, way(names, weights, format), strict=True):
             weight.copy_(packed.dense())
             stored += stored_bytes(packed)
         yield stored

@@ -17,4 +17,4 @@ COMMENT ON COLUMN experiment.axes IS 'axis names in declared order';
 COMMENT ON COLUMN experiment.variants IS 'variant names in declared order; a variant that is not among them is history and in no view';
 COMMENT ON COLUMN experiment.spec_json IS 'its question, base and options as JSON';
 COMMENT ON COLUMN experiment.declared_at IS 'when it was declared, UTC';
-COMMENT ON COLUMN experiment.protocols IS 'digests of its protocols; facts of the same suite under another protocol are history and in no view; NULL: not told, and all are shown';
+COMMENT ON COLUMN experiment.protocols IS 'digests of its protocols; facts under any other are history, or those of another experiment, and in no view of this one; NULL: not told, and all are shown';

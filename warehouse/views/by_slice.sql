@@ -10,7 +10,6 @@ FROM measured_variant AS v
 JOIN latest AS m ON m.artifact_digest = v.digest AND (m.suite = 'divergence') = v.of_target
 LEFT JOIN protocol AS p ON p.protocol_digest = m.protocol_digest
 LEFT JOIN device AS d ON d.device_digest = m.device_digest
-LEFT JOIN declared_suite AS s ON s.experiment = v.experiment AND s.suite = m.suite
 -- The same checkpoint may be compared with another base in another experiment.
 WHERE (m.suite <> 'divergence' OR v.bases IS NULL OR list_contains(v.bases, m.base_digest))
-    AND coalesce(list_contains(s.protocols, m.protocol_digest), true);
+    AND coalesce(list_contains(v.protocols, m.protocol_digest), true);

@@ -21,8 +21,8 @@ WITH version AS (  -- every digest that a variant has had, as what divergences a
         ) AS age
     FROM version AS v
     JOIN attempt AS m ON m.artifact_digest = v.digest AND (m.suite = 'divergence') = v.of_target
-    LEFT JOIN declared_suite AS s ON s.experiment = v.experiment AND s.suite = m.suite
-    WHERE coalesce(list_contains(s.protocols, m.protocol_digest), true) AND m.slice_kind = 'all' AND (
+    LEFT JOIN experiment AS e ON e.experiment = v.experiment
+    WHERE coalesce(list_contains(e.protocols, m.protocol_digest), true) AND m.slice_kind = 'all' AND (
         m.suite <> 'divergence' OR v.experiment NOT IN (SELECT experiment FROM base) OR (v.experiment, m.base_digest) IN (FROM base)
     )
 ), pair AS (

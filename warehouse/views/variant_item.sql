@@ -6,6 +6,5 @@ FROM measured_variant AS v
 JOIN item_run AS r ON r.artifact_digest = v.digest AND (r.suite = 'divergence') = v.of_target
 JOIN item AS i ON i.artifact_digest = r.artifact_digest AND i.protocol_digest = r.protocol_digest AND i.run = r.run
     AND coalesce(i.base_digest = r.base_digest, true)
-LEFT JOIN declared_suite AS s ON s.experiment = v.experiment AND s.suite = r.suite
 WHERE i.value IS NOT NULL AND (r.base_digest IS NULL OR v.bases IS NULL OR list_contains(v.bases, r.base_digest))
-    AND coalesce(list_contains(s.protocols, r.protocol_digest), true);
+    AND coalesce(list_contains(v.protocols, r.protocol_digest), true);

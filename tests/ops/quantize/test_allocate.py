@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.ops.models import experts
-from assay.ops.quantize.allocate import Harm, Unit, allocate, sensitivities
+from assay.ops.quantize.allocate import Harm, Unit, allocate, by_gptq, sensitivities, to_nearest
+from assay.ops.quantize.gptq import gptq_together
 from assay.ops.quantize.grid import Format, quantize
+from assay.ops.quantize.hessian import Hessian
 from assay.ops.quantize.layout import stored_bytes
 
 INT8, INT4, INT2 = Format("int", 8, 32), Format("int", 4, 32), Format("int", 2, 32)
@@ -45,6 +47,49 @@ def test_the_harm_of_a_unit_is_that_of_a_plain_forward_with_it_alone_rounded(mak
         for format, kl in zip(formats, unit.kl, strict=True):
             assert kl == pytest.approx(plain_kl(model, windows, unit.names, format), rel=1e-3, abs=2e-7)
     assert max(unit.kl[1] for unit in harm.units) > 1e-3
+
+
+def test_harm_under_gptq_is_that_of_weights_that_gptq_rounded_alone(make_decoder):
+    """The inputs by hooks, the rounding by the layer's own function, and a plain forward."""
+    model, windows = make_decoder("llama", num_hidden_layers=2), some(8, 64)
+    formats, seen = (Format("int", 8, 16), Format("int", 3, 16)), {}
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name in experts.weights(model)}
+    hooks = [module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0].flatten(0, 1)})) for name, module in linears.items()]  # fmt: skip
+    with torch.no_grad():
+        expected = model(input_ids=windows, use_cache=False).logits.double().log_softmax(dim=-1)
+    for hook in hooks:
+        hook.remove()
+    found = sensitivities(model, windows[:2], formats, way=by_gptq(model, windows))
+    plain = sensitivities(model, windows[:2], formats)
+    assert [unit.bits for unit in found.units] == [unit.bits for unit in plain.units]
+    for unit in found.units:
+        hessian = Hessian(seen[unit.names[0]].shape[1])
+        hessian.add(seen[unit.names[0]])
+        other, format = copy.deepcopy(model), formats[1]
+        with torch.no_grad():
+            for name in unit.names:
+                weight = experts.weights(other)[name]
+                weight.copy_(gptq_together([weight], hessian.matrix(), format, act_order="static")[0].quantized.dense())
+            q = other(input_ids=windows[:2], use_cache=False).logits.double().log_softmax(dim=-1)
+        p = expected[:2]
+        assert unit.kl[1] == pytest.approx(float((p.exp() * (p - q)).sum(dim=-1).mean()), rel=2e-2, abs=1e-6)
+    assert sum(unit.kl[1] for unit in found.units) < sum(unit.kl[1] for unit in plain.units)
+
+
+def test_an_expert_without_text_is_rounded_to_nearest_when_its_harm_under_gptq_is_measured(make_decoder):
+    """Of eight experts two tokens reach four at most, two each: at least four pairs of units are to nearest, and those that were reached are not."""
+    model = make_decoder("mixtral with a window", num_hidden_layers=1, num_local_experts=8)
+    way, nearest = by_gptq(model, some(1, 2)), {}
+
+    def noting(names, weights, format):
+        found = way(names, weights, format)
+        plain = to_nearest(names, weights, format)
+        nearest[tuple(names)] = all(torch.equal(one.dense(), other.dense()) for one, other in zip(found, plain, strict=True))
+        return found
+
+    sensitivities(model, some(1, 8), (INT8, INT2), way=noting)
+    of_experts = [same for names, same in nearest.items() if "experts" in names[0]]
+    assert len(of_experts) == 16 and sum(of_experts) >= 8 and not all(of_experts)
 
 
 def test_layers_that_share_an_input_are_one_unit_or_each_its_own(tl8):
