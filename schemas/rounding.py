@@ -98,7 +98,9 @@ class Mixed(Spec):
         max_length=8,
         strict=False,  # a list: `Quantize.named` has made it one of Python's
     )
-    windows: int = Field(default=2, ge=1, le=256, description="of the calibration text, on which harm is measured")
+    windows: int = Field(
+        default=2, ge=1, le=256, description="the first of the calibration text, on which harm is measured; that of gptq by the others"
+    )
 
     @field_validator("formats")
     @classmethod
@@ -182,6 +184,10 @@ class Quantize(Grid):
             object.__setattr__(self, "calibration", Calibration())
         if self.mixed and self.calibration and self.mixed.windows > self.calibration.windows:
             raise ValueError(f"mixed on {self.mixed.windows} windows of a calibration text of {self.calibration.windows}; at most as many")
+        if self.mixed and self.method == "gptq" and self.calibration and self.mixed.windows == self.calibration.windows:
+            raise ValueError(
+                f"mixed on all {self.mixed.windows} windows of the calibration text; gptq needs others, since it harms text least that it was fitted to"
+            )
         return self
 
     @property

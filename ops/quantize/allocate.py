@@ -69,14 +69,21 @@ def to_nearest(names: Sequence[str], weights: Sequence[Tensor], format: Format) 
 
 @torch.no_grad()
 def by_gptq(
-    model: PreTrainedModel, windows: Int[Tensor, "windows length"], *, act_order: ActOrder = "static", damping: float = 0.01, keep_zeros: bool = False
+    model: PreTrainedModel,
+    windows: Int[Tensor, "windows length"],
+    *,
+    act_order: ActOrder = "static",
+    damping: float = 0.01,
+    keep_zeros: bool = False,
 ) -> Way:
     """Each unit rounded by GPTQ on the inputs that the unrounded model gives it; of experts that no token reached, to nearest.
 
     Keeps the Hessian of each input of ``model``: 4 · width² bytes of each, of all blocks at once.
     """
     with _in_float32(model):
-        hessians = {group: found.matrix() for stage in walk(model, windows, true_sequential=False) for group, found in gather(stage).items()}
+        hessians = {
+            group: found.matrix() for stage in walk(model, windows, true_sequential=False) for group, found in gather(stage).items()
+        }
 
     def rounded(names: Sequence[str], weights: Sequence[Tensor], format: Format) -> list[Packed]:
         hessian = hessians.get(tuple(names))

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from assay.ops.quantize import allocate
     from assay.ops.quantize.activations import Activations
     from assay.ops.quantize.calibrated import Way
     from assay.ops.quantize.grid import Format
@@ -108,9 +109,19 @@ def gptq_clipped(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | 
 
 
 def gptq_mixed(step: Quantize, parent: Path, out: Path, *, windows: "Tensor | None" = None, seed: int = 0) -> dict[str, Any]:
-    """The same, in formats chosen by layer."""
-    work = _open(step, parent, windows)
-    formats, told = _mixed(step, work.model, _need(windows, step))
+    """The same, in formats chosen by layer: by what GPTQ does with each, on windows that it was not fitted to."""
+    from functools import partial
+
+    from assay.ops.models import dense
+    from assay.ops.quantize.allocate import by_gptq
+
+    work, ids = _open(step, parent, windows), _need(windows, step)
+    assert step.mixed is not None and step.gptq is not None
+    way = partial(
+        by_gptq, work.model, ids[step.mixed.windows :], act_order=step.gptq.act_order, damping=step.gptq.damping_pct / 100,
+        keep_zeros=hasattr(work.model.config, dense.PRUNED_KEY),
+    )  # fmt: skip
+    formats, told = _mixed(step, work.model, ids, way)
     return _gptq(step, work, formats, _range(step), out, windows) | told
 
 
@@ -269,14 +280,16 @@ def _fitting(weights: "Mapping[str, Tensor]", require: "Callable[[int, int], Non
             require(rows, cols)
 
 
-def _mixed(step: Quantize, model: "PreTrainedModel", ids: "Tensor") -> "tuple[dict[str, Format], dict[str, Any]]":
-    """A format for each layer within the budget, and what was measured to choose it."""
-    from assay.ops.quantize.allocate import allocate, sensitivities
+def _mixed(
+    step: Quantize, model: "PreTrainedModel", ids: "Tensor", way: "Callable[[], allocate.Way] | None" = None
+) -> "tuple[dict[str, Format], dict[str, Any]]":
+    """A format for each layer within the budget, and what was measured to choose it: with layers rounded by what ``way`` gives, or to nearest."""
+    from assay.ops.quantize.allocate import allocate, sensitivities, to_nearest
 
     assert step.mixed is not None
     formats = [format_of(step, name) for name in step.mixed.formats]
     _affordable(model, formats, step.mixed.millibits / 1000)
-    harm = sensitivities(model, ids[: step.mixed.windows], formats)
+    harm = sensitivities(model, ids[: step.mixed.windows], formats, way=to_nearest if way is None else way())
     chosen = allocate(harm, budget=step.mixed.millibits / 1000)
     return chosen.formats, {"mixed": chosen.summary}
 

@@ -1,6 +1,5 @@
 """The report of an experiment that measures no divergence, or no size: all the rest of it, and a sentence where the picture would be."""
 
-
 import polars as pl
 import pytest
 

@@ -60,6 +60,9 @@ REFUSED = {
     "hqq of fixed scales": ({"method": "hqq", "format": "mxfp4"}, "hqq moves scales freely, and those of mxfp4 cannot be; integers, fp8 and plain nf4"),
     "hqq of nested scales": ({"method": "hqq", "format": "nf4", "nested": True}, "those of nf4 cannot be"),
     "a mixed hqq": ({"method": "hqq", "mixed": {"millibits": 4000}}, "mixed with method: hqq; rtn and gptq round"),
+    "mixed gptq on all of its text": (
+        {"method": "gptq", "mixed": {"millibits": 4000, "windows": 4}, "calibration": {"windows": 4}}, "on all 4 windows .* gptq needs others",
+    ),
     "a format and mixed": ({"format": "nf4", "mixed": {"millibits": 4000}}, "format: nf4 and mixed, .* say formats in mixed alone"),
     "mixed of one twice": ({"mixed": {"millibits": 4000, "formats": ("int4", "int4")}}, "int4 twice; each format is named once"),
     "mixed on more text than there is": (

@@ -53,7 +53,9 @@ def test_harm_under_gptq_is_that_of_weights_that_gptq_rounded_alone(make_decoder
     """The inputs by hooks, the rounding by the layer's own function, and a plain forward."""
     model, windows = make_decoder("llama", num_hidden_layers=2), some(8, 64)
     formats, seen = (Format("int", 8, 16), Format("int", 3, 16)), {}
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name in experts.weights(model)}
+    linears = {
+        name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name in experts.weights(model)
+    }
     hooks = [module.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0].flatten(0, 1)})) for name, module in linears.items()]  # fmt: skip
     with torch.no_grad():
         expected = model(input_ids=windows, use_cache=False).logits.double().log_softmax(dim=-1)
