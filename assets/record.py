@@ -44,12 +44,12 @@ class Recorder:
             "question": experiment.question, "base": experiment.base.model_dump(mode="json"),
             "axes": {axis: list(options) for axis, options in experiment.axes.items()},
         }  # fmt: skip
+        digests = {name: digest_of(protocol) for name, protocol in experiment.protocols.items()}
         row = ExperimentRow(experiment=experiment.name, question=experiment.question, axes=list(experiment.axes), variants=[v.slug for v in experiment.variants],
-                            spec_json=canonical_json(spec), declared_at=now, protocols=[digest_of(protocol) for protocol in experiment.protocols.values()])  # fmt: skip
+                            spec_json=canonical_json(spec), declared_at=now, protocols=list(digests.values()))  # fmt: skip
         for name, protocol in experiment.protocols.items():
-            digest = digest_of(protocol)
-            told = ProtocolRow(protocol_digest=digest, name=name, suite=protocol.suite, spec_json=canonical_json(protocol))
-            self._once("protocol", f"{name}_{digest[:16]}", [told])
+            told = ProtocolRow(protocol_digest=digests[name], name=name, suite=protocol.suite, spec_json=canonical_json(protocol))
+            self._once("protocol", f"{name}_{digests[name][:16]}", [told])
         budgets = [
             BudgetRow(experiment=experiment.name, variant=variant.slug, metric=budget.metric, at_most=budget.at_most, at_least=budget.at_least,
                       blocks=budget.blocks, recorded_at=now)

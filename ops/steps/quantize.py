@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from assay.ops.quantize import allocate
     from assay.ops.quantize.activations import Activations
+    from assay.ops.quantize.allocate import Way as UnitWay
     from assay.ops.quantize.calibrated import Way
     from assay.ops.quantize.grid import Format
     from assay.ops.quantize.rtn import Rounded, Shrink
@@ -281,7 +281,7 @@ def _fitting(weights: "Mapping[str, Tensor]", require: "Callable[[int, int], Non
 
 
 def _mixed(
-    step: Quantize, model: "PreTrainedModel", ids: "Tensor", way: "Callable[[], allocate.Way] | None" = None
+    step: Quantize, model: "PreTrainedModel", ids: "Tensor", way: "Callable[[], UnitWay] | None" = None
 ) -> "tuple[dict[str, Format], dict[str, Any]]":
     """A format for each layer within the budget, and what was measured to choose it: with layers rounded by what ``way`` gives, or to nearest."""
     from assay.ops.quantize.allocate import allocate, sensitivities, to_nearest

@@ -51,8 +51,8 @@ def reader(
 ) -> Callable[[int], Int64[Tensor, " rows"]]:
     """Which windows a step reads: for each row a domain is drawn by the weights of the moment, then the next window of that domain in its order.
 
-    Without domains it is ``batches.rows_at``. Each domain's windows are all read before one is read again. The weights follow from the evaluations in ``curve`` up to the step, so that a run that
-    goes on reads what it would have read.
+    Without domains it is ``batches.rows_at``. Each domain's windows are all read before one is read again. The weights follow from the evaluations in
+    ``curve`` up to the step, so that a run that goes on reads what it would have read.
 
     Raises:
         ValueError: a domain without windows, or numbers that are not one a domain.

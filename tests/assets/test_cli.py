@@ -136,6 +136,7 @@ def test_shapes_writes_an_experiment_of_candidates_within_the_budget(bench: Work
     assert "prune_width" in file.read_text()
     rows = [json.loads(line) for line in cli(bench, "plan", str(file), "--json").stdout.splitlines()]
     assert {"smaller/shape1", "smaller/shape2", "smaller/shape1/kl", "smaller/shape2/kl"} <= {row["key"] for row in rows}
+    assert "is there already" in cli(bench, "shapes", "smaller", "--base", base, "--parameters", "60000").stderr
     refused = cli(bench, "shapes", "none", "--base", base, "--parameters", "10")
     assert refused.returncode == 2 and "no shape has at most 10 parameters" in refused.stderr
 

@@ -57,10 +57,11 @@ def test_the_base_against_itself_is_nothing(base: Path, hidden: Path):
 
 def test_fewer_bits_diverge_by_far_more(base: Path, hidden: Path, tmp_path: Path):
     found = {}
-    for form in ("int8", "int4"):
+    for form in ("int8", "int4", "int2"):
         out = tmp_path / form
         out.mkdir()
         apply(Quantize(format=form, group_size=64), base, out)
         found[form] = kl(out, base, hidden)
     assert 0 < found["int8"] < 0.005
     assert 20 * found["int8"] < found["int4"]
+    assert found["int2"] > 5 * found["int4"]

@@ -3,8 +3,8 @@
 -- are right. difference: variant − base, a share; low, high: its 95 % interval; n: items. relative: difference ÷ base_value. finding: as in paired.
 CREATE OR REPLACE VIEW work AS
 SELECT
-    p.experiment, p.variant, p.suite, p.protocol, p.protocol_digest, coalesce(nullif(split_part(p.metric, '/', 2), ''), p.suite) AS work,
-    o.value AS base_value, p.difference, p.low, p.high, p.n, p.p, p.p_holm, p.detectable, p.finding, p.difference / nullif(o.value, 0) AS relative
+    p.experiment, p.variant, p.suite, p.protocol, coalesce(nullif(split_part(p.metric, '/', 2), ''), p.suite) AS work, o.value AS base_value, p.difference,
+    p.low, p.high, p.n, p.p, p.p_holm, p.detectable, p.finding, p.difference / nullif(o.value, 0) AS relative
 FROM paired AS p
 JOIN base_variant AS b ON b.experiment = p.experiment AND b.variant = p.other
 LEFT JOIN by_slice AS o
