@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +16,20 @@ from assay.schemas.experiment import Resources
 
 interrupted = threading.Event()  # a person wants this process to stop: no further step begins
 NOT_BEGUN = "not begun: the run was interrupted"
-RETRY = dg.RetryPolicy(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL)
+
+
+class _Retry(dg.RetryPolicy):
+    """Of a Ctrl-C that meets the code around :func:`step` Dagster asks the policy too, and tries again: that try is told to begin nothing."""
+
+    def calculate_delay(self, attempt_num: int) -> float:
+        error = sys.exception()
+        if error is not None and not isinstance(error, Exception):
+            interrupted.set()
+            return 0
+        return super().calculate_delay(attempt_num)
+
+
+RETRY = _Retry(max_retries=2, delay=5, backoff=dg.Backoff.EXPONENTIAL)
 _PASSING = {errno.EIO, errno.EAGAIN, errno.ESTALE, errno.ENETDOWN, errno.ENETUNREACH, errno.ECONNRESET, errno.ETIMEDOUT, errno.EBUSY}
 
 
